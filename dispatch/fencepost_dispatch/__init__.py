@@ -1,0 +1,1 @@
+"""Fencepost: tools, dispatching and outcomes."""

@@ -1,0 +1,1 @@
+"""Fencepost: the ledger of calls."""

@@ -1,0 +1,1 @@
+"""Fencepost: what crosses the wire."""

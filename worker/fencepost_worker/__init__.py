@@ -1,0 +1,1 @@
+"""Fencepost: the worker of a Kafka consumer group."""
