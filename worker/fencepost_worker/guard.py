@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The standard input is a pipe whose other end only our process holds: it ends when we do, SIGKILL included.
 # The server gets its signal, ten seconds for it, then SIGKILL; a temporary folder goes with it.
@@ -68,13 +69,13 @@ class Guarded:
     def running(self) -> bool:
         return self._server.poll() is None
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Sends a signal to the server; one that has ended already does not mind."""
         self._server.send_signal(number)
 
     def stop(self, how: signal.Signals | None = None, *, timeout: float = 10.0) -> int:
-        """Ends the server with its own signal, or with ``how``; SIGKILL after ``timeout`` seconds. Returns the exit code."""
-        self.signal(how or self._end)
+        """Ends the server with its own signal, or with ``how``; SIGKILL after ``timeout`` seconds. Its exit code."""
+        self.send(how or self._end)
         try:
             return self._server.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -91,7 +92,7 @@ class Guarded:
                 self._watch.stdin.close()
 
 
-def credentials(account: Account | None) -> dict[str, object]:
+def credentials(account: Account | None) -> dict[str, Any]:
     """The keywords of `subprocess.Popen` that make it run as ``account``; none for our own."""
     return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": ()}
 
