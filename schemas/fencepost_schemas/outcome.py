@@ -1,0 +1,132 @@
+"""The event that answers: how a delivered dispatch ended. The compatibility rule stands in `dispatch.py`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from .fields import CallIndex, EventId, ForeignId, Generation, Instant, Metadata, OrgId, ScopeId, ToolName
+
+OUTCOME_TYPE: Final = "tool.outcome.v1"
+
+
+class Status(StrEnum):
+    """How it ended, as the contract's table of statuses says."""
+
+    succeeded = "succeeded"
+    failed = "failed"
+    indeterminate = "indeterminate"
+    fenced = "fenced"
+    diverged = "diverged"
+    busy = "busy"
+    rejected = "rejected"
+    expired = "expired"
+
+
+def _whole_text(value: Any) -> Any:
+    # The words of an exception may hold lone surrogates (file names do); an outcome must still be writable.
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_whole_text)]
+
+
+class OutcomeError(BaseModel):
+    """Why there is no plain success: ``code`` for programs, ``message`` for people, ``detail`` is any JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    code: Text
+    message: Text
+    detail: Any = None
+
+
+class Resolution(BaseModel):
+    """Who decided an unknown outcome (a person, or a tool's probe), why and when."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    by: Text
+    reason: Text
+    at: Instant
+
+
+class ResultRef(BaseModel):
+    """Where a large result lies: ``size`` in bytes, ``sha256`` in hex of those bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    uri: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=0)]
+    media_type: str
+
+
+class Outcome(BaseModel):
+    """``tool.outcome.v1``: the answer to one delivery of one dispatch.
+
+    ``executed``: this delivery ran the tool. ``replayed``: answered from the ledger. ``invocation_key`` is 64 hex
+    digits. A ``None`` result is a result: ``status`` tells success, not the result's presence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    outcome_id: Annotated[str, Field(min_length=1)]
+    event_id: EventId
+    execution_id: ScopeId
+    node_id: ScopeId
+    call_index: CallIndex
+    tool_call_id: ForeignId | None = None
+    generation: Generation
+    org_id: OrgId | None = None
+    tool: ToolName
+    invocation_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    status: Annotated[Status, Field(strict=False)]
+    executed: bool = False
+    replayed: bool = False
+    retryable: bool = False
+    attempt: Annotated[int, Field(ge=0)] | None = None
+    result: Any = None
+    result_ref: ResultRef | None = None
+    error: OutcomeError | None = None
+    resolution: Resolution | None = None
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    worker: str | None = None
+    metadata: Metadata = None
+
+    def describe(self) -> str:
+        """One plain sentence for a model or a log: what happened, and whether to repeat the call."""
+        match self.status:
+            case Status.succeeded:
+                return "It happened" + self._because() + "; do not repeat it."
+            case Status.failed:
+                return "It did not happen" + self._because() + self._repeat()
+            case Status.indeterminate:
+                return (
+                    "It may or may not have happened. Do not repeat it; a person or the tool's probe has to find out"
+                    f"{self._because()}."
+                )
+            case Status.fenced:
+                return "It was not started: a newer generation has taken over; do not repeat it."
+            case Status.diverged:
+                return "It was not started: an older generation already did something else here; do not repeat it."
+            case Status.busy:
+                return "It was not started: another worker is still executing it; ask again later."
+            case Status.rejected:
+                return "It was refused before anything ran" + self._because() + self._repeat()
+            case Status.expired:
+                return "It was not started: its time had passed; do not repeat it."
+
+    def _because(self) -> str:
+        if self.error is None:
+            return ""
+        words = " ".join(self.error.message.split())
+        return f" ({self.error.code}: {words[:300]})" if words else f" ({self.error.code})"
+
+    def _repeat(self) -> str:
+        return "; it may be repeated." if self.retryable else "; do not repeat it."
