@@ -1,0 +1,84 @@
+"""Connections to Postgres, and its errors sorted into: not reachable, not migrated, try again, this item's own fault."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+# Connecting never hangs longer than this, in seconds; a dead peer is noticed within about half a minute.
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 10,
+    "application_name": "fencepost",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+# The database asks for patience: another try of the same transaction may succeed.
+_CONFLICT = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable)
+# The server is there but cannot serve now (restart, failover to a standby, full disk, out of memory): wait for it.
+_UNAVAILABLE = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.TooManyConnections,
+    errors.ReadOnlySqlTransaction,
+    errors.InsufficientResources,
+    errors.SystemError,
+    errors.IdleInTransactionSessionTimeout,
+    errors.QueryCanceled,
+)
+
+
+class LedgerUnavailable(Exception):
+    """The ledger's Postgres cannot be reached or cannot serve."""
+
+
+class NotMigrated(Exception):
+    """The ledger's schema is not there or not of this version: run `fencepost migrate`."""
+
+
+def connect(dsn: str, **overrides: str | int) -> psycopg.Connection[tuple[object, ...]]:
+    """Open a connection; the DSN's own parameters win over our defaults.
+
+    Raises:
+        LedgerUnavailable: with one line that names the cure and never the password.
+    """
+    try:
+        given = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+        return psycopg.connect(make_conninfo("", **(_DEFAULTS | overrides | given)), autocommit=True)
+    except psycopg.ProgrammingError:
+        raise LedgerUnavailable("FENCEPOST_LEDGER_DSN is not a connection string: postgresql://user@host/db") from None
+    except psycopg.OperationalError as error:
+        raise LedgerUnavailable(unreachable(dsn, error)) from None
+
+
+def unreachable(dsn: str, error: Exception) -> str:
+    """One line: which server, why, and what to look at; made of libpq's text, which never holds the password."""
+    where = conninfo_to_dict(dsn)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    server = f"{where.get('host', 'localhost')}:{where.get('port', 5432)}/{where.get('dbname', '')}"
+    return f"Postgres at {server} cannot be used ({_reason(reason)}): check FENCEPOST_LEDGER_DSN and that it is running"
+
+
+def _reason(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
+
+
+def is_conflict(error: Exception) -> bool:
+    """A deadlock or serialization failure: run the same transaction again at once."""
+    return isinstance(error, _CONFLICT)
+
+
+def is_unavailable(error: Exception) -> bool:
+    """The server or the way to it is gone for now: reconnect, and run the same transaction again."""
+    if isinstance(error, LedgerUnavailable | _UNAVAILABLE):
+        return True
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not is_conflict(error)
+
+
+def is_not_migrated(error: Exception) -> bool:
+    """The tables are not there."""
+    return isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn)

@@ -1,0 +1,252 @@
+"""The SQL of the hot path. One JSON parameter carries a whole batch (psycopg builds arrays element by element).
+
+Every statement reaches its table through `execution_id`, the distribution column. Statements that write keep the
+order of their input, which the callers sort, so that two workers lock rows in the same order.
+"""
+
+from __future__ import annotations
+
+from fencepost_ledger.calls import COLUMNS
+
+_ROW = ", ".join(f"c.{name}" for name in COLUMNS)
+# Judged by the database's clock, as part of the row that is read.
+_LEASE = "c.lease_until < clock_timestamp(), c.lease_until + %(lease)s < clock_timestamp()"
+_BY_KEY = "c.execution_id = i.e AND c.key = decode(i.k, 'hex')"
+
+OPEN_DEFAULT = """
+INSERT INTO fencepost.executions (execution_id, org_id)
+SELECT i.e, %(org)s FROM json_array_elements_text(%(items)s::json) AS i(e) ORDER BY i.e
+ON CONFLICT (execution_id) DO NOTHING
+"""
+
+EXECUTIONS = """
+SELECT i.e, x.org_id, x.on_divergence, x.closed_at IS NOT NULL, clock_timestamp()
+FROM json_array_elements_text(%(items)s::json) AS i(e)
+LEFT JOIN fencepost.executions x ON x.execution_id = i.e
+"""
+
+# A share lock until commit: a raise waits for the reservations that did not see it, and they for it (Postgres docs,
+# "Row-level locks"). Rows come out, and are locked, in the order of the nodes.
+LOCK_GENERATIONS = """
+SELECT g.execution_id, g.node_id, g.generation
+FROM json_to_recordset(%(items)s::json) AS i(e text, n text)
+JOIN fencepost.generations g ON g.execution_id = i.e AND g.node_id = i.n
+ORDER BY g.execution_id, g.node_id
+FOR SHARE OF g
+"""
+
+RAISE_GENERATIONS = """
+INSERT INTO fencepost.generations AS g (execution_id, node_id, generation)
+SELECT i.e, i.n, i.g FROM json_to_recordset(%(items)s::json) AS i(e text, n text, g bigint) ORDER BY i.e, i.n
+ON CONFLICT (execution_id, node_id) DO UPDATE SET generation = excluded.generation, raised_at = now()
+WHERE g.generation < excluded.generation
+RETURNING g.execution_id, g.node_id, g.generation
+"""
+
+INBOX = """
+INSERT INTO fencepost.events (execution_id, event_id, digest, key, topic, partition, "offset", expires_at)
+SELECT i.e, i.v, decode(i.d, 'hex'), decode(i.k, 'hex'), i.t, i.p, i.o, clock_timestamp() + %(ttl)s
+FROM json_to_recordset(%(items)s::json) AS i(e text, v text, d text, k text, t text, p integer, o bigint)
+ON CONFLICT (execution_id, event_id) DO NOTHING
+"""
+
+DIGESTS = """
+SELECT v.execution_id, v.event_id, v.digest
+FROM json_to_recordset(%(items)s::json) AS i(e text, v text)
+JOIN fencepost.events v ON v.execution_id = i.e AND v.event_id = i.v
+"""
+
+# No conflict target: the key and the position (same generation, other call) both stop a reservation.
+RESERVE = """
+WITH made AS (
+    INSERT INTO fencepost.calls (execution_id, key, org_id, node_id, call_index, tool, arguments_hash, generation,
+        attempt, state, holder, lease_until, event_id, tool_call_id, metadata, started_at, expires_at)
+    SELECT i.e, decode(i.k, 'hex'), i.o, i.n, i.x, i.t, decode(i.h, 'hex'), i.g,
+        1, 'executing', %(holder)s, clock_timestamp() + %(lease)s, i.v, i.c, i.m, %(now)s, %(now)s + %(ttl)s
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, o text, n text, x integer, t text, h text,
+        g bigint, v text, c text, m text)
+    ON CONFLICT DO NOTHING
+    RETURNING execution_id, key
+)
+INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, 1 FROM made
+ON CONFLICT (execution_id, key) DO UPDATE SET revision = 1, acknowledged = 0, since = now()
+RETURNING execution_id, key
+"""
+
+FIND = f"""
+SELECT {_ROW}, {_LEASE}
+FROM json_to_recordset(%(items)s::json) AS i(e text, k text)
+JOIN fencepost.calls c ON {_BY_KEY}
+"""
+
+FIND_POSITION = f"""
+SELECT {_ROW}, {_LEASE}
+FROM json_to_recordset(%(items)s::json) AS i(e text, n text, x integer, g bigint)
+JOIN fencepost.calls c ON c.execution_id = i.e AND c.node_id = i.n AND c.call_index = i.x AND c.generation = i.g
+"""
+
+# What older generations left at a node, for the calls of a raised one (protocol §7).
+FIND_NODE = f"""
+SELECT {_ROW}, {_LEASE}
+FROM json_to_recordset(%(items)s::json) AS i(e text, n text)
+JOIN fencepost.calls c ON c.execution_id = i.e AND c.node_id = i.n
+ORDER BY c.call_index
+"""
+
+CLAIM = f"""
+UPDATE fencepost.calls c SET claimed_by = decode(i.b, 'hex'), claimed_generation = i.g, claimed_index = i.x
+FROM json_to_recordset(%(items)s::json) AS i(e text, k text, b text, g bigint, x integer)
+WHERE {_BY_KEY} AND (c.claimed_generation IS NULL OR c.claimed_generation < i.g
+    OR (c.claimed_generation = i.g AND c.claimed_by = decode(i.b, 'hex')))
+RETURNING c.execution_id, c.key
+"""
+
+# The revision counts every change of state: naming it names key, attempt and state at once. A renewed lease is no
+# change of state, so a lease that must be over is asked for beside it.
+_AS_READ = f"{_BY_KEY} AND c.revision = i.r AND (c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
+
+REARM = f"""
+WITH changed AS (
+    UPDATE fencepost.calls c SET attempt = c.attempt + 1, state = 'executing', generation = i.g, holder = %(holder)s,
+        lease_until = clock_timestamp() + %(lease)s, event_id = i.v, tool_call_id = i.c, metadata = i.m,
+        started_at = %(now)s, finished_at = NULL, result = NULL, result_ref = NULL, error = NULL, retryable = false,
+        decided_by = NULL, decided_reason = NULL, decided_evidence = NULL, decided_at = NULL, revision = c.revision + 1
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, g bigint, v text, c text, m text)
+    WHERE {_AS_READ}
+    RETURNING c.execution_id, c.key, c.attempt, c.revision
+), kept AS (
+    INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, revision FROM changed
+    ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
+)
+SELECT execution_id, key, attempt FROM changed
+"""
+
+GIVE_UP = f"""
+WITH changed AS (
+    UPDATE fencepost.calls c SET state = 'indeterminate', lease_until = NULL, error = i.x, revision = c.revision + 1
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, x text)
+    WHERE {_AS_READ} AND c.state = 'executing'
+    RETURNING {_ROW}
+), kept AS (
+    INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, revision FROM changed
+    ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
+)
+SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
+"""
+
+# The probe found the effect of a lost attempt: as good as a ruling, and never overwritten.
+FOUND = f"""
+WITH changed AS (
+    UPDATE fencepost.calls c SET state = 'completed', lease_until = NULL, result = i.x, error = NULL,
+        finished_at = clock_timestamp(), decided_by = 'probe', decided_at = clock_timestamp(),
+        decided_reason = 'the tool''s probe found that it happened', revision = c.revision + 1
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, x text)
+    WHERE {_AS_READ} AND c.state IN ('executing', 'indeterminate')
+    RETURNING {_ROW}
+), kept AS (
+    INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, revision FROM changed
+    ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
+)
+SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
+"""
+
+_ENDED = """json_to_recordset(%(items)s::json)
+    AS i(e text, k text, a integer, s text, r text, f text, x text, y boolean)"""
+_MINE = f"{_BY_KEY} AND c.attempt = i.a AND c.holder = %(holder)s"
+_WRITE = """state = i.s, result = i.r, result_ref = i.f, error = i.x, retryable = i.y, lease_until = NULL,
+    finished_at = CASE WHEN i.s = 'indeterminate' THEN NULL ELSE clock_timestamp() END, revision = c.revision + 1"""
+
+FINALIZE = f"""
+UPDATE fencepost.calls c SET {_WRITE}
+FROM {_ENDED}
+WHERE {_MINE} AND c.state = 'executing'
+RETURNING c.execution_id, c.key, c.revision, c.finished_at
+"""
+
+# The rare ends: unknown, or the truth that arrives after the call was called unknown and before a person ruled.
+FINALIZE_RARE = f"""
+WITH changed AS (
+    UPDATE fencepost.calls c SET {_WRITE}
+    FROM {_ENDED}
+    WHERE {_MINE} AND c.decided_by IS NULL
+        AND (c.state = 'executing' OR (c.state = 'indeterminate' AND i.s <> 'indeterminate'))
+    RETURNING c.execution_id, c.key, c.revision, c.finished_at
+), kept AS (
+    INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, revision FROM changed
+    ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
+)
+SELECT * FROM changed
+"""
+
+SETTLE = """
+DELETE FROM fencepost.unsettled u
+USING json_to_recordset(%(items)s::json) AS i(e text, k text, r integer)
+WHERE u.execution_id = i.e AND u.key = decode(i.k, 'hex') AND u.revision <= i.r
+"""
+
+ACKNOWLEDGE = """
+UPDATE fencepost.unsettled u SET acknowledged = i.r
+FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer)
+WHERE u.execution_id = i.e AND u.key = decode(i.k, 'hex') AND u.acknowledged < i.r
+"""
+
+# Rows that a transaction of this same worker holds are being written: they need no renewal and must not be waited for.
+RENEW = f"""
+WITH mine AS (
+    SELECT c.execution_id, c.key
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, a integer)
+    JOIN fencepost.calls c ON {_MINE} AND c.state = 'executing'
+    FOR NO KEY UPDATE OF c SKIP LOCKED
+)
+UPDATE fencepost.calls c SET lease_until = clock_timestamp() + %(lease)s
+FROM mine WHERE c.execution_id = mine.execution_id AND c.key = mine.key
+"""
+
+STILL_MINE = f"""
+SELECT c.execution_id, c.key
+FROM json_to_recordset(%(items)s::json) AS i(e text, k text, a integer)
+JOIN fencepost.calls c ON {_MINE} AND c.state = 'executing'
+"""
+
+# Picking puts `since` forward: a second sweeper leaves the row alone, and a crash lets it come up again.
+PICK_UNSETTLED = f"""
+WITH picked AS (
+    SELECT u.execution_id, u.key
+    FROM fencepost.unsettled u JOIN fencepost.calls c ON c.execution_id = u.execution_id AND c.key = u.key
+    WHERE c.state IN ('completed', 'failed', 'indeterminate') AND u.acknowledged < c.revision
+        AND greatest(u.since, c.finished_at) < now() - %(age)s
+    ORDER BY u.since LIMIT %(limit)s FOR UPDATE OF u SKIP LOCKED
+), touched AS (
+    UPDATE fencepost.unsettled u SET since = now() FROM picked
+    WHERE u.execution_id = picked.execution_id AND u.key = picked.key
+    RETURNING u.execution_id, u.key
+)
+SELECT {_ROW}, NULL::boolean, NULL::boolean
+FROM touched t JOIN fencepost.calls c ON c.execution_id = t.execution_id AND c.key = t.key
+"""
+
+PICK_ORPHANS = f"""
+SELECT {_ROW}, NULL::boolean, NULL::boolean
+FROM fencepost.unsettled u JOIN fencepost.calls c ON c.execution_id = u.execution_id AND c.key = u.key
+WHERE c.state = 'executing' AND c.lease_until < clock_timestamp() - %(age)s
+ORDER BY c.execution_id, c.key LIMIT %(limit)s
+"""
+
+# What still needs somebody (executing, unacknowledged, undecided) stands in `unsettled` and is never forgotten.
+FORGET_CALLS = """
+DELETE FROM fencepost.calls d USING (
+    SELECT c.execution_id, c.key FROM fencepost.calls c
+    WHERE c.expires_at < now() AND NOT EXISTS (
+        SELECT FROM fencepost.unsettled u WHERE u.execution_id = c.execution_id AND u.key = c.key)
+    ORDER BY c.expires_at LIMIT %(limit)s FOR UPDATE OF c SKIP LOCKED
+) gone
+WHERE d.execution_id = gone.execution_id AND d.key = gone.key
+"""
+
+FORGET_EVENTS = """
+DELETE FROM fencepost.events d USING (
+    SELECT v.execution_id, v.event_id FROM fencepost.events v WHERE v.expires_at < now()
+    ORDER BY v.expires_at LIMIT %(limit)s FOR UPDATE OF v SKIP LOCKED
+) gone
+WHERE d.execution_id = gone.execution_id AND d.event_id = gone.event_id
+"""

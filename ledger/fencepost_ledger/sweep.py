@@ -1,0 +1,104 @@
+"""The sweeper: publishes what a crash left, ends what nobody came back for, forgets what is past its time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import structlog
+
+from fencepost_ledger import statements as sql
+from fencepost_ledger.admit import give_up
+from fencepost_ledger.calls import CallRow, call_row
+from fencepost_ledger.case import House
+from fencepost_ledger.connect import LedgerUnavailable, connect
+
+# One sweeper at a time over the whole ledger; the number is arbitrary and ours.
+_LOCK = 7_102_035_114
+# Rows in one transaction: small, so that nobody waits for the sweeper.
+_LIMIT = 500
+# A live worker publishes within this age, in seconds; older outcomes were left by a crash or set by a person.
+_UNSETTLED_AGE = timedelta(seconds=5)
+# An orphan is one that even a redelivery had time to come back for, in leases.
+_ORPHAN_LEASES = 4
+
+log = structlog.get_logger("fencepost.sweep")
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one pass did: outcomes handed over for publishing, orphans ended, rows forgotten."""
+
+    unsettled: int
+    orphans: int
+    forgotten: int
+
+
+def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> Swept | None:
+    """One pass. `publish` gets rows whose outcome nobody acknowledged; they come up again until they are settled.
+
+    Returns:
+        What was done, or None when another sweeper is at work.
+
+    Raises:
+        LedgerUnavailable, psycopg.Error
+    """
+    with connect(dsn) as connection, connection.cursor() as cur:
+        if cur.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
+            return None
+        orphans = _orphans(connection, house)
+        left = _unsettled(connection)
+        if left:
+            publish(left)
+        return Swept(len(left), orphans, _forget(connection))
+
+
+def _orphans(connection: psycopg.Connection[tuple[Any, ...]], house: House) -> int:
+    with connection.transaction(), connection.cursor() as cur:
+        params = {"age": house.lease * _ORPHAN_LEASES, "limit": _LIMIT}
+        rows = [call_row(row) for row in cur.execute(sql.PICK_ORPHANS.encode(), params)]
+        return len(give_up(cur, rows))
+
+
+def _unsettled(connection: psycopg.Connection[tuple[Any, ...]]) -> list[CallRow]:
+    with connection.transaction(), connection.cursor() as cur:
+        params = {"age": _UNSETTLED_AGE, "limit": _LIMIT}
+        return [call_row(row) for row in cur.execute(sql.PICK_UNSETTLED.encode(), params)]
+
+
+def _forget(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    gone = 0
+    for statement in (sql.FORGET_CALLS, sql.FORGET_EVENTS):
+        while True:
+            with connection.transaction(), connection.cursor() as cur:
+                count = cur.execute(statement.encode(), {"limit": _LIMIT}).rowcount
+            gone += count
+            if count < _LIMIT:
+                break
+    return gone
+
+
+class Sweeper(threading.Thread):
+    """Sweeps every `period` seconds in every worker; connects only for the pass."""
+
+    def __init__(self, dsn: str, house: House, period: float, publish: Callable[[list[CallRow]], None]) -> None:
+        super().__init__(name="fencepost-sweeper", daemon=True)
+        self._dsn, self._house, self._period, self._publish = dsn, house, period, publish
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.wait(self._period):
+            try:
+                swept = sweep(self._dsn, self._house, self._publish)
+            except (psycopg.Error, LedgerUnavailable) as error:
+                log.warning("sweep failed", error=type(error).__name__)
+            else:
+                if swept and (swept.unsettled or swept.orphans):
+                    log.info("swept", unsettled=swept.unsettled, orphans=swept.orphans, forgotten=swept.forgotten)
