@@ -47,7 +47,8 @@ def admit(cur: Rows, items: Sequence[Admit], house: House, holding: Holding) -> 
     cases = [Case(item) for item in items]
     now = _orgs(cur, cases, house)
     fence(cur, still_open(cases))
-    _refuse_unkeyed(still_open(cases))
+    for case in still_open(cases):
+        case.verdict = None if case.key else case.barred
     keyed = sorted((c for c in still_open(cases) if c.item.policy.effect != "read_only"), key=lambda c: (c.node, c.key))
     _inbox(cur, keyed, house)
     _diverge(cur, still_open(keyed), house)
@@ -75,9 +76,17 @@ def _orgs(cur: Rows, cases: list[Case], house: House) -> datetime:
             case.verdict = Rejected("org_mismatch", "the event claims another org than its execution's")
         else:
             case.org = org
+            case.key = _key(item, org)
             case.on_divergence = item.policy.on_divergence or on_divergence or house.on_divergence
             case.barred = _barred(item, closed, now, house.ttl)
     return now
+
+
+def _key(item: Admit, org: str) -> bytes:
+    """The call's identity; empty where the arguments have no canonical form (`item.refused` says why)."""
+    if item.arguments_hash is None:
+        return b""
+    return invocation_key(org, item.execution_id, item.node_id, item.call_index, item.tool, item.arguments_hash)
 
 
 def _barred(item: Admit, closed: bool, now: datetime, ttl: timedelta) -> Expired | Rejected | None:
@@ -94,17 +103,6 @@ def _barred(item: Admit, closed: bool, now: datetime, ttl: timedelta) -> Expired
 
 
 # --- 3. inbox: the same id with other content is refused ----------------------------------------------------------
-
-
-def _refuse_unkeyed(cases: list[Case]) -> None:
-    for case in cases:
-        item = case.item
-        if item.arguments_hash is None:
-            case.verdict = case.barred or Rejected("invalid_arguments", "the arguments have no canonical form")
-        else:
-            case.key = invocation_key(
-                str(case.org), item.execution_id, item.node_id, item.call_index, item.tool, item.arguments_hash
-            )
 
 
 def _inbox(cur: Rows, cases: list[Case], house: House) -> None:
@@ -178,7 +176,7 @@ def _find(cur: Rows, cases: list[Case], house: House, holding: Holding, now: dat
 
 
 def _missing(cur: Rows, cases: list[Case], house: House) -> None:
-    """Not reserved and not there: barred, or its position is taken; else it was just deleted, and is looked at again."""
+    """Not reserved and not there: barred, or its position is taken; else just deleted, and looked at again."""
     for case in cases:
         case.verdict = case.barred
     taken = _positions(cur, still_open(cases), house)

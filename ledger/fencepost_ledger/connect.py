@@ -1,4 +1,4 @@
-"""Connections to Postgres, and its errors sorted into: not reachable, not migrated, try again, this item's own fault."""
+"""Connections to Postgres, and its errors sorted: not reachable, not migrated, try again, this item's own fault."""
 
 from __future__ import annotations
 

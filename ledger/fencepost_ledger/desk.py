@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
@@ -57,7 +57,7 @@ class Desk:
         self._dsn = dsn
         self._open: psycopg.Connection[tuple[Any, ...]] | None = None
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> Self:
         self._connection()
         return self
 
@@ -93,7 +93,8 @@ class Desk:
     def close_execution(self, execution_id: str) -> None:
         """No new call of it starts any more; what is recorded is still answered. Raises NotFound."""
         closed = self._run(
-            "UPDATE fencepost.executions SET closed_at = coalesce(closed_at, now()) WHERE execution_id = %s RETURNING 1",
+            "UPDATE fencepost.executions SET closed_at = coalesce(closed_at, now())"
+            " WHERE execution_id = %s RETURNING 1",
             [execution_id],
         )
         if not closed:

@@ -31,7 +31,7 @@ def migrate(dsn: str) -> str:
         LedgerUnavailable, NotMigrated: the database cannot be reached, or is of a newer version than this program.
     """
     try:
-        with _engine(dsn) as connection:
+        with _Database(dsn) as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
             before = _version(connection)
@@ -48,7 +48,7 @@ def migrate(dsn: str) -> str:
 
 def schema_status(dsn: str) -> tuple[Literal["current", "missing", "older", "newer"], str]:
     """Compare the database with this program → (status, one line with the cure)."""
-    with _engine(dsn) as connection:
+    with _Database(dsn) as connection:
         found = _version(connection)
     script = ScriptDirectory.from_config(_config())
     head = script.get_current_head()
@@ -68,7 +68,7 @@ def require_current(dsn: str) -> None:
         raise NotMigrated(line)
 
 
-class _engine:
+class _Database:
     """One SQLAlchemy connection over our own `connect` (one place for defaults and errors), in a transaction."""
 
     def __init__(self, dsn: str) -> None:

@@ -1,6 +1,6 @@
 """The ledger's tables as SQLAlchemy sees them. The migrations make them; a test holds both equal.
 
-Every key begins with `execution_id`: the tables can be hash-distributed by it, and no constraint crosses a shard.
+Every key contains `execution_id`: the tables can be hash-distributed by it, and no constraint crosses a shard.
 `key`, `digest` and `arguments_hash` are SHA-256 values of 32 bytes.
 """
 
@@ -115,7 +115,7 @@ calls = Table(
     _instant("finished_at", nullable=True),
     _instant("expires_at"),
     PrimaryKeyConstraint("execution_id", "key"),
-    UniqueConstraint("execution_id", "node_id", "call_index", "generation", name="position"),
+    UniqueConstraint("node_id", "execution_id", "call_index", "generation", name="position"),
     CheckConstraint(f"state IN ({', '.join(repr(s.value) for s in State)})", name="state"),
     CheckConstraint("octet_length(key) = 32 AND octet_length(arguments_hash) = 32", name="hashes"),
     CheckConstraint("generation >= 1 AND attempt >= 1 AND call_index >= 0", name="counts"),

@@ -53,7 +53,8 @@ CREATE TABLE fencepost.events (
 )
 """
 
-# Half of each page is left for the finalizing update, which is then heap-only.
+# Half of each page is left for the finalizing update, which is then heap-only. The position begins with the node: were
+# there two indexes that begin with the execution, a plan made on the empty table could take the wrong one for good.
 CALLS = """
 CREATE TABLE fencepost.calls (
     execution_id text NOT NULL,
@@ -87,7 +88,7 @@ CREATE TABLE fencepost.calls (
     finished_at timestamptz,
     expires_at timestamptz NOT NULL,
     CONSTRAINT calls_pkey PRIMARY KEY (execution_id, key),
-    CONSTRAINT calls_position UNIQUE (execution_id, node_id, call_index, generation),
+    CONSTRAINT calls_position UNIQUE (node_id, execution_id, call_index, generation),
     CONSTRAINT calls_state CHECK (state IN ('executing', 'completed', 'failed', 'indeterminate', 'released')),
     CONSTRAINT calls_hashes CHECK (octet_length(key) = 32 AND octet_length(arguments_hash) = 32),
     CONSTRAINT calls_counts CHECK (generation >= 1 AND attempt >= 1 AND call_index >= 0),
