@@ -37,22 +37,22 @@ def plain(value: Any, depth: int = 0) -> Any:
     """The value made of dict, list, str, int, float, bool and None alone. Raises as `result_text` does."""
     if type(value) in _EXACT:
         return value
-    if depth > MAX_DEPTH:
-        raise Refused("$", f"nested deeper than {MAX_DEPTH}")
     match value:
+        case dict() | Mapping():  # dict first: the quick way to most answers
+            inside = _opened(depth)
+            return {_name(key): _member(key, member, inside) for key, member in value.items()}
+        case list() | tuple() | set() | frozenset() | deque():
+            inside = _opened(depth)
+            return [_member(index, member, inside) for index, member in enumerate(value)]
         case Enum():
             return plain(value.value, depth)
         case str() | int() | float():
             return value
-        case Mapping():
-            return {_name(key): _inside(key, member, depth) for key, member in value.items()}
-        case list() | tuple() | set() | frozenset() | deque():
-            return [_inside(index, member, depth) for index, member in enumerate(value)]
         case Iterator():
             raise Refused("$", f"a {type(value).__name__} is not a value: return a list")
         case _ if dataclasses.is_dataclass(value) and not hasattr(value, "__pydantic_serializer__"):
-            fields = dataclasses.fields(value)
-            return {field.name: _inside(field.name, getattr(value, field.name), depth) for field in fields}
+            inside = _opened(depth)
+            return {f.name: _member(f.name, getattr(value, f.name), inside) for f in dataclasses.fields(value)}
         case _:
             # Once more through here: pydantic lets NaN pass.
             return plain(to_jsonable_python(value), depth)
@@ -64,10 +64,16 @@ def _name(key: Any) -> str:
     raise Refused("$", f"a key is {type(key).__name__}, not a string")
 
 
-def _inside(step: str | int, value: Any, depth: int) -> Any:
+def _opened(depth: int) -> int:
+    if depth == MAX_DEPTH:
+        raise Refused("$", f"nested deeper than {MAX_DEPTH}")
+    return depth + 1
+
+
+def _member(step: str | int, value: Any, depth: int) -> Any:
     if type(value) in _EXACT:
         return value
     try:
-        return plain(value, depth + 1)
+        return plain(value, depth)
     except Refused as fault:
         raise fault.inside(step) from None
