@@ -1,7 +1,7 @@
 """The events of Fencepost, their canonical form and their identity: what every part and every client agrees on."""
 
-from .canonical import MAX_DEPTH, MAX_DIGITS, Refused, canonical, parse
-from .codec import (
+from fencepost_schemas.canonical import MAX_DEPTH, MAX_DIGITS, Refused, canonical, parse
+from fencepost_schemas.codec import (
     MAX_ARGUMENTS_BYTES,
     Decoded,
     Encoded,
@@ -13,10 +13,10 @@ from .codec import (
     encode_dispatch,
     encode_outcome,
 )
-from .dispatch import DISPATCH_TYPE, FENCE_TYPE, Dispatch, Fence
-from .identity import arguments_hash, event_digest, invocation_key, outcome_id, session_invocation_key
-from .outcome import OUTCOME_TYPE, Outcome, OutcomeError, Resolution, ResultRef, Status
-from .plain import dumpb, dumps, loads
+from fencepost_schemas.dispatch import DISPATCH_TYPE, FENCE_TYPE, Dispatch, Fence
+from fencepost_schemas.identity import arguments_hash, event_digest, invocation_key, outcome_id, session_invocation_key
+from fencepost_schemas.outcome import OUTCOME_TYPE, Outcome, OutcomeError, Resolution, ResultRef, Status
+from fencepost_schemas.plain import dumps, loads
 
 __all__ = [
     "DISPATCH_TYPE",
@@ -42,7 +42,6 @@ __all__ = [
     "canonical",
     "decode",
     "decode_outcome",
-    "dumpb",
     "dumps",
     "encode_dispatch",
     "encode_outcome",

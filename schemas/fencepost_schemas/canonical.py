@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from json.encoder import encode_basestring
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from .numerals import MAX_DIGITS, double, double_text, integer, integer_text
-from .refused import Refused
-from .scan import Scan
+from fencepost_schemas.numerals import MAX_DIGITS, double, double_text, integer, integer_text
+from fencepost_schemas.refused import Refused
+from fencepost_schemas.scan import Scan
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "Refused", "canonical", "parse"]
 
-MAX_DEPTH = 64
+MAX_DEPTH: Final = 64
 """Arrays and objects that may be open at once: ``[[1]]`` has depth 2."""
 
 _Quote = Callable[[str], str]
@@ -36,11 +36,13 @@ def parse(text: bytes | str) -> Any:
     `MAX_DEPTH`.
     """
     try:
-        value, is_plain = read(text)
-        if not is_plain:
-            canonical(value)  # finds what the fast reader lets through: depth and lone surrogates
+        if isinstance(text, bytes):
+            text = text.decode()
+        value = read(text)
+        if not _is_surely_sound(text):
+            canonical(value)
     except (ValueError, RecursionError):
-        explain(text, MAX_DEPTH, _raise)
+        return scan(text, MAX_DEPTH).document()
     return value
 
 
@@ -49,45 +51,39 @@ def canonical(value: Any) -> bytes:
     try:
         return _text(value, 0, encode_basestring).encode()
     except UnicodeEncodeError:
-        _text(value, 0, _well_formed)
+        _text(value, 0, _well_formed)  # says where
         raise
 
 
-def read(text: bytes | str) -> tuple[Any, bool]:
-    """The fast reader: the value, and whether its depth and its strings are certainly sound.
+def read(text: str) -> Any:
+    """The fast reader. Raises some ``ValueError`` or ``RecursionError``: `scan` then says where and why.
 
-    Raises some ``ValueError`` or ``RecursionError`` without saying where; `explain` says it.
+    Of what `parse` refuses, it lets pass lone surrogates, and nesting up to the interpreter's own limit.
     """
-    if isinstance(text, bytes):
-        text = text.decode()
-    value = _decode(text)
-    is_plain = text.count("[") + text.count("{") <= MAX_DEPTH and "\\u" not in text and text.isascii()
-    return value, is_plain
+    return _decode(text)
 
 
-def explain(text: bytes | str, max_depth: int, refuse: Callable[[Refused], None]) -> Any:
-    """The slow reader, for a text that the fast one did not take: hands each refusal, with its path, to ``refuse``.
-
-    Returns the value when ``refuse`` let all of them pass. Raises `Refused` for what is not JSON at all.
-    """
+def scan(text: bytes | str, max_depth: int, spared: str | None = None) -> Scan:
+    """The slow reader of a text that the fast one did not take. Raises `Refused` when bytes are not UTF-8."""
     if isinstance(text, str):
-        return Scan(text, max_depth, refuse).document()
+        return Scan(text, max_depth, spared)
     try:
-        return Scan(text.decode(), max_depth, refuse).document()
-    except UnicodeDecodeError:
-        # The bad bytes become surrogates, which no sound UTF-8 can hold: the scan finds them with their path.
-        Scan(text.decode(errors="surrogateescape"), max_depth, _not_utf8).document()
-        raise Refused("$", "not UTF-8") from None
+        return Scan(text.decode(), max_depth, spared)
+    except UnicodeDecodeError as error:
+        raise Refused(_end_of(text[: error.start].decode()), "not UTF-8") from None
 
 
-def _raise(fault: Refused) -> NoReturn:
-    raise fault
+def _end_of(text: str) -> str:
+    # The path at which a text that breaks off has arrived.
+    try:
+        Scan(text, MAX_DEPTH).document()
+    except Refused as fault:
+        return fault.path
+    return "$"
 
 
-def _not_utf8(fault: Refused) -> None:
-    if "surrogate" in fault.reason:
-        raise Refused(fault.path, "not UTF-8")
-    raise fault
+def _is_surely_sound(text: str) -> bool:
+    return text.count("[") + text.count("{") <= MAX_DEPTH and "\\u" not in text and text.isascii()
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -140,10 +136,10 @@ def _object(members: dict[Any, Any], depth: int, quote: _Quote) -> str:
 def _array(elements: list[Any], depth: int, quote: _Quote) -> str:
     if depth > MAX_DEPTH:
         raise Refused("$", "nested too deep")
-    parts = []
+    parts: list[str] = []
     try:
         for element in elements:
-            parts.append(_text(element, depth, quote))
+            parts.append(_text(element, depth, quote))  # noqa: PERF401 - how far it came is the path
     except Refused as fault:
         raise fault.inside(len(parts)) from None
     return "[" + ",".join(parts) + "]"

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from .canonical import MAX_DEPTH, Refused, canonical, explain, read
-from .dispatch import DISPATCH_TYPE, FENCE_TYPE, Dispatch, Fence
-from .outcome import OUTCOME_TYPE, Outcome
-from .plain import dumpb, loads
+from fencepost_schemas.canonical import MAX_DEPTH, Refused, canonical, read, scan
+from fencepost_schemas.dispatch import DISPATCH_TYPE, FENCE_TYPE, Dispatch, Fence
+from fencepost_schemas.outcome import OUTCOME_TYPE, Outcome
+from fencepost_schemas.plain import dump_bytes, loads
+from fencepost_schemas.refused import shown
 
 Headers = Sequence[tuple[str, bytes | None]] | None
 Trace = tuple[tuple[str, bytes], ...]
@@ -38,8 +39,8 @@ _Model = TypeVar("_Model", Dispatch, Fence, Outcome)
 class Poison(Exception):
     """A record that cannot be decoded.
 
-    ``code`` is one of ``no_value``, ``not_json``, ``not_an_object``, ``unknown_type``, ``invalid_header`` and
-    ``invalid_field``; ``message`` is one line that names the place and never shows a value.
+    ``code`` is one of ``no_value``, ``not_json``, ``not_an_object``, ``unknown_type`` and ``invalid_field``;
+    ``message`` is one line that names the place and never shows a value.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -79,17 +80,11 @@ class Encoded:
     headers: list[tuple[str, bytes]]
 
 
-class _Arguments(NamedTuple):
-    kept: dict[str, Any]
-    digest: bytes | None
-    refusal: Refusal | None
-
-
 def decode(value: bytes | None, headers: Headers = None) -> Decoded:
     """A record of the dispatch topic. Raises `Poison`, and nothing else, whatever the bytes."""
     trace, ce_type = _from_headers(headers)
-    record, fault = _record(value)
-    kind = record.get("type", ce_type or DISPATCH_TYPE)
+    record, fault = _record(_present(value))
+    kind = _kind(record, ce_type, DISPATCH_TYPE)
     if kind == DISPATCH_TYPE:
         return _dispatch(record, fault, trace)
     if kind == FENCE_TYPE:
@@ -103,8 +98,7 @@ def decode_outcome(value: bytes | None, headers: Headers = None) -> Outcome:
         record = _object(loads(_present(value)))
     except Refused as fault:
         raise Poison("not_json", str(fault)) from None
-    kind = record.get("type", _from_headers(headers)[1] or OUTCOME_TYPE)
-    if kind != OUTCOME_TYPE:
+    if _kind(record, _from_headers(headers)[1], OUTCOME_TYPE) != OUTCOME_TYPE:
         raise Poison("unknown_type", f"not {OUTCOME_TYPE}")
     return _validated(Outcome, record)
 
@@ -113,42 +107,44 @@ def encode_dispatch(
     event: Dispatch | Fence, *, source: str = "fencepost", trace: Iterable[tuple[str, bytes]] = ()
 ) -> Encoded:
     """The record that asks. Raises `Refused` for arguments that every worker would refuse."""
+    body = {name: member for name, member in event.__dict__.items() if member is not None}
     kind = FENCE_TYPE
     if isinstance(event, Dispatch):
         kind = DISPATCH_TYPE
         if len(canonical(event.arguments)) > MAX_ARGUMENTS_BYTES:
             raise Refused("$", _TOO_LARGE)
-    body = {"type": kind} | {name: member for name, member in event if member is not None}
-    if isinstance(event, Dispatch) and event.deadline is not None:
-        body["deadline"] = _rfc3339(event.deadline)
-    headers = _headers(event.event_id, kind, source, datetime.now(UTC), trace)
-    return Encoded(event.execution_id.encode(), dumpb(body), headers)
+        if event.deadline is not None:
+            body["deadline"] = _rfc3339(event.deadline)
+    headers = _headers(event.event_id, kind, source, _rfc3339(datetime.now(UTC)), trace)
+    return Encoded(event.execution_id.encode(), dump_bytes({"type": kind} | body), headers)
 
 
 def encode_outcome(outcome: Outcome, *, source: str = "fencepost", trace: Iterable[tuple[str, bytes]] = ()) -> Encoded:
     """The record that answers. Raises `Refused` when the result or the error's detail is not JSON."""
-    body = {"type": OUTCOME_TYPE} | dict(outcome)
-    for name in ("started_at", "finished_at"):
-        body[name] = None if body[name] is None else _rfc3339(body[name])
-    for name in ("result_ref", "error"):
-        body[name] = None if body[name] is None else dict(body[name])
-    if outcome.resolution is not None:
-        body["resolution"] = dict(outcome.resolution) | {"at": _rfc3339(outcome.resolution.at)}
-    happened = outcome.finished_at or datetime.now(UTC)
-    headers = _headers(outcome.outcome_id, OUTCOME_TYPE, source, happened, trace)
-    return Encoded(outcome.execution_id.encode(), dumpb(body), headers)
+    body = {"type": OUTCOME_TYPE} | outcome.__dict__
+    started, finished, resolution = outcome.started_at, outcome.finished_at, outcome.resolution
+    body["started_at"] = None if started is None else _rfc3339(started)
+    body["finished_at"] = None if finished is None else _rfc3339(finished)
+    body["result_ref"] = None if outcome.result_ref is None else outcome.result_ref.__dict__
+    body["error"] = None if outcome.error is None else outcome.error.__dict__
+    if resolution is not None:
+        body["resolution"] = resolution.__dict__ | {"at": _rfc3339(resolution.at)}
+    time = body["finished_at"] or _rfc3339(datetime.now(UTC))
+    headers = _headers(outcome.outcome_id, OUTCOME_TYPE, source, time, trace)
+    return Encoded(outcome.execution_id.encode(), dump_bytes(body), headers)
 
 
 def _from_headers(headers: Headers) -> tuple[Trace, str | None]:
     if not headers:
         return (), None
-    kept = {name: value for name, value in headers if name in _READ and value is not None}
-    ce_type = kept.pop("ce_type", None)
-    trace = tuple((name, value) for name, value in kept.items() if len(value) <= _TRACE_BYTES)
-    try:
-        return trace, None if ce_type is None else ce_type.decode()
-    except UnicodeDecodeError:
-        raise Poison("invalid_header", "ce_type is not UTF-8") from None
+    kept = {name: value for name, value in headers if name in _READ and value}
+    ce_type = kept.pop("ce_type", b"").decode(errors="replace")
+    return tuple((name, value) for name, value in kept.items() if len(value) <= _TRACE_BYTES), ce_type or None
+
+
+def _kind(record: dict[str, Any], ce_type: str | None, default: str) -> Any:
+    named = record.get("type")
+    return (ce_type or default) if named is None else named
 
 
 def _present(value: bytes | None) -> bytes:
@@ -163,53 +159,40 @@ def _object(record: Any) -> dict[str, Any]:
     return record
 
 
-def _record(value: bytes | None) -> tuple[dict[str, Any], Refused | None]:
-    text = _present(value)
+def _record(value: bytes) -> tuple[dict[str, Any], Refused | None]:
+    """The record, and what is wrong with its arguments if the fast reader did not take them."""
     try:
-        return _object(read(text)[0]), None
+        record = read(value.decode())
     except (ValueError, RecursionError):
-        return _examined(text)
-
-
-def _examined(text: bytes) -> tuple[dict[str, Any], Refused | None]:
-    faults: list[Refused] = []
-
-    def keep(fault: Refused) -> None:
-        if not _in_arguments(fault.path):
-            raise fault
-        faults.append(fault)
-
-    try:
-        record = explain(text, MAX_DEPTH + 1, keep)
-    except Refused as fault:
-        raise Poison("not_json", str(fault)) from None
-    return _object(record), faults[0] if faults else None
-
-
-def _in_arguments(path: str) -> bool:
-    return path.startswith("$.arguments") and path[11:12] in ("", ".", "[")
+        try:
+            reading = scan(value, MAX_DEPTH + 1, "arguments")
+            return _object(reading.document()), reading.fault
+        except Refused as fault:
+            raise Poison("not_json", str(fault)) from None
+    return _object(record), None
 
 
 def _dispatch(record: dict[str, Any], fault: Refused | None, trace: Trace) -> Decoded:
-    arguments = _arguments(record, fault)
     unknown = _unknown(record, _DISPATCH_FIELDS)
-    event = _validated(Dispatch, record | {"arguments": arguments.kept})
-    return Decoded(event, arguments.digest, arguments.refusal, unknown, trace)
+    digest, refusal = _judged(record.get("arguments"), fault)
+    if refusal is not None:
+        record = record | {"arguments": {}}
+    return Decoded(_validated(Dispatch, record), digest, refusal, unknown, trace)
 
 
-def _arguments(record: dict[str, Any], fault: Refused | None) -> _Arguments:
+def _judged(arguments: Any, fault: Refused | None) -> tuple[bytes | None, Refusal | None]:
+    """The hash of the arguments, or why they are refused."""
+    if fault is None and type(arguments) is not dict:
+        fault = Refused("$.arguments", "an object is required")
     if fault is not None:
-        return _Arguments({}, None, Refusal("invalid_arguments", str(fault)))
-    arguments = record.get("arguments")
-    if type(arguments) is not dict:
-        return _Arguments({}, None, Refusal("invalid_arguments", "$.arguments: an object is required"))
+        return None, Refusal("invalid_arguments", str(fault))
     try:
         text = canonical(arguments)
     except Refused as refused:
-        return _Arguments({}, None, Refusal("invalid_arguments", str(refused.inside("arguments"))))
+        return None, Refusal("invalid_arguments", str(refused.inside("arguments")))
     if len(text) > MAX_ARGUMENTS_BYTES:
-        return _Arguments({}, None, Refusal("too_large", f"$.arguments: {_TOO_LARGE}"))
-    return _Arguments(arguments, sha256(text).digest(), None)
+        return None, Refusal("too_large", f"$.arguments: {_TOO_LARGE}")
+    return sha256(text).digest(), None
 
 
 def _fence(record: dict[str, Any], fault: Refused | None, trace: Trace) -> Decoded:
@@ -219,6 +202,7 @@ def _fence(record: dict[str, Any], fault: Refused | None, trace: Trace) -> Decod
 
 
 def _unknown(record: dict[str, Any], named: frozenset[str]) -> int:
+    """How many fields are not ours. They are ignored, but they must be JSON like the rest."""
     names = record.keys() - named
     for name in names:
         try:
@@ -233,23 +217,24 @@ def _validated(model: type[_Model], record: dict[str, Any]) -> _Model:
         return model.model_validate(record)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise Poison("invalid_field", f"{place}: {first['msg']}") from None
+        place = "".join(shown(step) for step in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Poison("invalid_field", f"${place}: {reason}") from None
 
 
 def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat()[:-6] + "Z"
 
 
 def _headers(
-    ident: str, kind: str, source: str, time: datetime, trace: Iterable[tuple[str, bytes]]
+    ident: str, kind: str, source: str, time: str, trace: Iterable[tuple[str, bytes]]
 ) -> list[tuple[str, bytes]]:
     return [
         ("ce_id", ident.encode()),
         ("ce_type", kind.encode()),
         ("ce_source", source.encode()),
         ("ce_specversion", b"1.0"),
-        ("ce_time", _rfc3339(time).encode()),
+        ("ce_time", time.encode()),
         ("content-type", b"application/json"),
         *trace,
     ]

@@ -15,7 +15,17 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from .fields import CallIndex, EventId, ForeignId, Generation, Instant, Metadata, OrgId, ScopeId, ToolName
+from fencepost_schemas.fields import (
+    CallIndex,
+    EventId,
+    ForeignId,
+    Generation,
+    Instant,
+    Metadata,
+    OrgId,
+    ScopeId,
+    ToolName,
+)
 
 DISPATCH_TYPE: Final = "tool.dispatch.v1"
 FENCE_TYPE: Final = "tool.fence.v1"

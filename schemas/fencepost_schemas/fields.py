@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from .canonical import canonical
+from fencepost_schemas.canonical import canonical
 
 METADATA_BYTES = 4096
 """Size of an event's metadata, as canonical JSON in UTF-8."""
@@ -17,7 +17,8 @@ METADATA_BYTES = 4096
 _STORABLE = r"^[^\x00]+$"
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]+$"
 _RFC3339 = re.compile(
-    r"(\d{4}-\d{2}-\d{2})[Tt](\d{2}:\d{2}):(\d{2})(\.\d+)?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)", re.ASCII
+    r"(\d{4}-\d\d-\d\d)[Tt]((?:[01]\d|2[0-3]):[0-5]\d):([0-5]\d|60)(\.\d+)?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
 )
 
 
@@ -60,7 +61,7 @@ ScopeId = Annotated[str, Field(min_length=1, max_length=256, pattern=_NO_CONTROL
 OrgId = Annotated[str, Field(min_length=1, max_length=128, pattern=_STORABLE)]
 ForeignId = Annotated[str, Field(min_length=1, max_length=256, pattern=_STORABLE)]
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
-CallIndex = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**31 - 1)]
-Generation = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**63 - 1)]
+CallIndex = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_whole)]
+Generation = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_whole)]
 Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
 Metadata = Annotated[dict[str, str] | None, AfterValidator(_small)]

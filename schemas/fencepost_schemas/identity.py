@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from .canonical import canonical
+from fencepost_schemas.canonical import Refused, canonical
 
 if TYPE_CHECKING:
-    from .dispatch import Dispatch
-    from .outcome import Status
+    from fencepost_schemas.dispatch import Dispatch
+    from fencepost_schemas.outcome import Status
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -23,10 +23,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def arguments_hash(arguments: Mapping[str, Any]) -> bytes:
     """SHA-256 (32 bytes) of the canonical JSON. Raises `Refused` with the path of what is not JSON."""
+    if type(arguments) is not dict:
+        raise Refused("$", "an object is required")
     return sha256(canonical(arguments)).digest()
 
 
-def invocation_key(
+def invocation_key(  # noqa: PLR0917 - an identity has as many parts as it has
     org_id: str, execution_id: str, node_id: str, call_index: int, tool: str, arguments_hash: bytes
 ) -> bytes:
     """The idempotency key (32 bytes) of a call. Generation, event id and attempt are not in it: they may change."""

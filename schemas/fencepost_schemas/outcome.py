@@ -7,22 +7,33 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from .fields import CallIndex, EventId, ForeignId, Generation, Instant, Metadata, OrgId, ScopeId, ToolName
+from fencepost_schemas.fields import (
+    CallIndex,
+    EventId,
+    ForeignId,
+    Generation,
+    Instant,
+    Metadata,
+    OrgId,
+    ScopeId,
+    ToolName,
+)
 
 OUTCOME_TYPE: Final = "tool.outcome.v1"
+_WORDS: Final = 300  # characters of an error's message that a description repeats
 
 
 class Status(StrEnum):
-    """How it ended, as the contract's table of statuses says."""
+    """How one delivery of a dispatch ended."""
 
-    succeeded = "succeeded"
-    failed = "failed"
-    indeterminate = "indeterminate"
-    fenced = "fenced"
-    diverged = "diverged"
-    busy = "busy"
-    rejected = "rejected"
-    expired = "expired"
+    succeeded = "succeeded"  # the tool returned, the result is recorded: happened, once
+    failed = "failed"  # the tool said that it did not act: did not happen
+    indeterminate = "indeterminate"  # entered, and nobody can say how it ended: unknown, never to be repeated
+    fenced = "fenced"  # the event's generation is older than the node's: not by this event
+    diverged = "diverged"  # an older generation already did something else at this position: not by this event
+    busy = "busy"  # another holder is still executing after the wait bound: not by this event
+    rejected = "rejected"  # refused before anything ran: did not happen
+    expired = "expired"  # past its deadline, or older than the ledger remembers: not by this event
 
 
 def _whole_text(value: Any) -> Any:
@@ -100,33 +111,46 @@ class Outcome(BaseModel):
     metadata: Metadata = None
 
     def describe(self) -> str:
-        """One plain sentence for a model or a log: what happened, and whether to repeat the call."""
+        """One plain sentence for a model or a log: what happened, why, and whether to repeat the call."""
+        return f"{self._what()}{self._because()}{self._found()}{self._advice()}"
+
+    def _what(self) -> str:
         match self.status:
             case Status.succeeded:
-                return "It happened" + self._because() + "; do not repeat it."
+                return "It happened"
             case Status.failed:
-                return "It did not happen" + self._because() + self._repeat()
+                return "It did not happen"
             case Status.indeterminate:
-                return (
-                    "It may or may not have happened. Do not repeat it; a person or the tool's probe has to find out"
-                    f"{self._because()}."
-                )
+                return "It may or may not have happened"
             case Status.fenced:
-                return "It was not started: a newer generation has taken over; do not repeat it."
+                return "It was not started: a newer generation has taken over"
             case Status.diverged:
-                return "It was not started: an older generation already did something else here; do not repeat it."
+                return "It was not started: an older generation already did something else in its place"
             case Status.busy:
-                return "It was not started: another worker is still executing it; ask again later."
+                return "It was not started: another worker is still executing it"
             case Status.rejected:
-                return "It was refused before anything ran" + self._because() + self._repeat()
+                return "It was refused before anything ran"
             case Status.expired:
-                return "It was not started: its time had passed; do not repeat it."
+                return "It was not started: its time had passed"
 
     def _because(self) -> str:
         if self.error is None:
             return ""
-        words = " ".join(self.error.message.split())
-        return f" ({self.error.code}: {words[:300]})" if words else f" ({self.error.code})"
+        words = " ".join(self.error.message.split())[:_WORDS]
+        return f" ({self.error.code}: {words})" if words else f" ({self.error.code})"
 
-    def _repeat(self) -> str:
-        return "; it may be repeated." if self.retryable else "; do not repeat it."
+    def _found(self) -> str:
+        return "" if self.resolution is None else f", as {self.resolution.by} found"
+
+    def _advice(self) -> str:
+        match self.status:
+            case Status.succeeded:
+                return ". Do not repeat it."
+            case Status.indeterminate:
+                return ". Do not repeat it; a person or the tool's probe has to find out."
+            case _ if self.retryable:
+                return ". It may be repeated."
+            case Status.failed | Status.rejected:
+                return ". Do not repeat it as it is."
+            case _:
+                return ". Do not repeat it."

@@ -1,33 +1,36 @@
-"""Plain JSON with full fidelity: what goes over the wire as it is, not reduced to its canonical form.
+"""Plain JSON with full fidelity: what is recorded and sent as it is, not reduced to its canonical form.
 
-The standard library's JSON but for two things: integers keep their digits beyond Python's conversion limit, and
-nothing that is not JSON (NaN, duplicate keys) passes.
+The standard library's JSON (a tuple is an array, a number as a key becomes text), except that integers keep their
+digits beyond Python's conversion limit and that NaN, Infinity and duplicate keys do not pass.
 """
 
 from __future__ import annotations
 
 import json
-from json.encoder import encode_basestring_ascii
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-from .canonical import read
-from .numerals import integer_text
-from .refused import Refused
+from fencepost_schemas.canonical import read
+from fencepost_schemas.numerals import integer_text
+from fencepost_schemas.refused import Refused
+
+MAX_PLAIN_DEPTH: Final = 500
+"""What is written at any depth of the stack can be read back at any other."""
 
 _utf8 = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False).encode
 _ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circular=False).encode
 
 
 def dumps(value: Any) -> str:
-    """Compact ASCII JSON: U+0000 and lone surrogates become escapes, so any database text and any UTF-8 can hold it.
+    """Compact ASCII JSON: U+0000 and lone surrogates are escapes in it, so that any database text can hold it.
 
-    Raises `Refused` for what JSON cannot say.
+    Raises `Refused` for what JSON cannot say, and for nesting beyond `MAX_PLAIN_DEPTH`.
     """
     return _written(_ascii, value)
 
 
-def dumpb(value: Any) -> bytes:
-    """Compact UTF-8 JSON. Raises `Refused` for what JSON cannot say."""
+def dump_bytes(value: Any) -> bytes:
+    """Compact UTF-8 JSON. Raises `Refused` as `dumps` does."""
     try:
         return _written(_utf8, value).encode()
     except UnicodeEncodeError:
@@ -35,52 +38,51 @@ def dumpb(value: Any) -> bytes:
 
 
 def loads(text: bytes | str) -> Any:
-    """What `dumps` and `dumpb` wrote. Raises `Refused` for other things than JSON."""
+    """What `dumps` and `dump_bytes` wrote. Raises `Refused` for what is not JSON."""
     try:
-        return read(text)[0]
+        return read(text.decode() if isinstance(text, bytes) else text)
     except Refused:
         raise
     except (ValueError, RecursionError):
         raise Refused("$", "not JSON") from None
 
 
-def _written(encode: Any, value: Any) -> str:
+def _written(encode: Callable[[Any], str], value: Any) -> str:
     try:
-        return str(encode(value))
+        text = encode(value)
     except (ValueError, TypeError, RecursionError):
-        pass
-    try:
-        return _exact(value)
-    except RecursionError:
-        raise Refused("$", "nested too deep") from None
+        text = _exact(value, 0)
+    if text.count("[") + text.count("{") > MAX_PLAIN_DEPTH:
+        _exact(value, 0)  # looks at the depth
+    return text
 
 
-def _exact(value: Any) -> str:
+def _exact(value: Any, depth: int) -> str:
+    # Only what the fast encoder did not take comes here: long integers, and faults that need their path.
     match value:
-        case bool() | None:
-            return str(_ascii(value))
-        case int():
-            return integer_text(value)
-        case str():
-            return encode_basestring_ascii(value)
+        case dict() | list() | tuple() if depth == MAX_PLAIN_DEPTH:
+            raise Refused("$", "nested too deep")
         case dict():
-            return "{" + ",".join(f"{_name(key)}:{_inside(key, member)}" for key, member in value.items()) + "}"
+            members = (f"{_ascii(_name(key))}:{_inside(_name(key), item, depth)}" for key, item in value.items())
+            return "{" + ",".join(members) + "}"
         case list() | tuple():
-            return "[" + ",".join(_inside(index, element) for index, element in enumerate(value)) + "]"
-        case float() if value - value == 0:
-            return repr(value)
-        case _:
-            raise Refused("$", f"{value if isinstance(value, float) else type(value).__name__} is not JSON")
+            return "[" + ",".join(_inside(index, item, depth) for index, item in enumerate(value)) + "]"
+        case int() if not isinstance(value, bool):
+            return integer_text(int(value))
+        case float() if value - value != 0:
+            raise Refused("$", "NaN and Infinity are not JSON")
+    try:
+        return _ascii(value)
+    except TypeError:
+        raise Refused("$", f"{type(value).__name__} is not JSON") from None
+
+
+def _inside(step: str | int, value: Any, depth: int) -> str:
+    try:
+        return _exact(value, depth + 1)
+    except Refused as fault:
+        raise fault.inside(step) from None
 
 
 def _name(key: Any) -> str:
-    if not isinstance(key, str):
-        raise Refused("$", f"a key is {type(key).__name__}, not a string")
-    return encode_basestring_ascii(key)
-
-
-def _inside(step: str | int, value: Any) -> str:
-    try:
-        return _exact(value)
-    except Refused as fault:
-        raise fault.inside(step) from None
+    return key if isinstance(key, str) else _ascii(key)

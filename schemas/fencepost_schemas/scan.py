@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .numerals import double, integer
-from .refused import Refused, shown
+from fencepost_schemas.numerals import double, integer
+from fencepost_schemas.refused import Refused, shown
 
+_BLANKS = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _WORD = re.compile(r"-?[A-Za-z]+")
@@ -19,26 +19,30 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 _FOREIGN = {"NaN": "NaN is not JSON", "Infinity": "Infinity is not JSON", "-Infinity": "Infinity is not JSON"}
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _OPENED: Any = object()
+_BEFORE = -1  # the step of a container none of whose members is being read
+
+_Container = dict[str, Any] | list[Any]
 
 
 class Scan:
     """One reading of one text.
 
-    What breaks the grammar raises `Refused` at once. What fits the grammar and is refused all the same (a duplicate
-    key, NaN, a number too large, a lone surrogate, a nesting too deep) is handed to ``refuse``, which may raise it or
-    let the reading go on.
+    What breaks the grammar raises `Refused`. So does what fits it and is refused all the same (a duplicate key, NaN,
+    a number too large, a lone surrogate, a nesting too deep), except inside the member ``spared`` of the outermost
+    object: there the first such fault is kept as ``fault``, and the reading goes on.
     """
 
-    def __init__(self, text: str, max_depth: int, refuse: Callable[[Refused], None]) -> None:
+    def __init__(self, text: str, max_depth: int, spared: str | None = None) -> None:
+        self.fault: Refused | None = None
         self._text = text
         self._at = 0
         self._max_depth = max_depth
-        self._refuse = refuse
-        self._open: list[dict[str, Any] | list[Any]] = []
-        self._steps: list[str | int] = []  # beside each open container: the member that is being read
+        self._spared = spared
+        self._open: list[_Container] = []
+        self._steps: list[str | int] = []  # beside each open container: which of its members is being read
 
     def document(self) -> Any:
-        """The value of the whole text."""
+        """The value of the whole text; meaningless where ``fault`` is set."""
         if self._text.startswith("\ufeff"):
             self._fail("a byte order mark is not JSON")
         value = self._begin()
@@ -49,9 +53,16 @@ class Scan:
         return value
 
     def _peek(self) -> str:
-        match = _SPACE.match(self._text, self._at)
-        self._at = match.end() if match else self._at
-        return self._text[self._at : self._at + 1]
+        found = self._text[self._at : self._at + 1]
+        if found in _BLANKS:
+            self._take(_SPACE)
+            return self._text[self._at : self._at + 1]
+        return found
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found[0] if found else ""
 
     def _begin(self) -> Any:
         match self._peek():
@@ -64,58 +75,59 @@ class Scan:
             case _:
                 return self._scalar()
 
-    def _enter(self, container: dict[str, Any] | list[Any]) -> Any:
+    def _enter(self, container: _Container) -> Any:
         if len(self._open) == self._max_depth:
-            self._soft("nested too deep")
+            self._refuse("nested too deep")
         self._at += 1
         self._open.append(container)
-        self._steps.append(-1)
+        self._steps.append(_BEFORE)
         return _OPENED
 
     def _first(self) -> Any:
-        top = self._open[-1]
-        if self._peek() == ("}" if isinstance(top, dict) else "]"):
-            return self._leave()
-        return self._member(top)
+        return self._leave() if self._peek() == self._closing() else self._member()
 
     def _next(self, value: Any) -> Any:
-        top, step = self._open[-1], self._steps[-1]
+        top = self._open[-1]
         if isinstance(top, dict):
-            top[str(step)] = value
+            top[str(self._steps[-1])] = value
         else:
             top.append(value)
         found = self._peek()
-        if found == ",":
-            self._at += 1
-            return self._member(top)
-        if found == ("}" if isinstance(top, dict) else "]"):
+        if found == self._closing():
             return self._leave()
-        self._fail("a comma or a closing bracket is missing")
-
-    def _member(self, top: dict[str, Any] | list[Any]) -> Any:
-        if isinstance(top, list):
-            self._steps[-1] = len(top)
-        else:
-            self._key(top)
-        return self._begin()
-
-    def _key(self, top: dict[str, Any]) -> None:
-        self._steps[-1] = -1
-        if self._peek() != '"':
-            self._fail("a key in double quotes is missing")
-        key = self._steps[-1] = self._string(is_key=True)
-        if _SURROGATE.search(key):
-            self._soft("a lone surrogate in a key")
-        if key in top:
-            self._soft("duplicate key")
-        if self._peek() != ":":
-            self._fail("a colon is missing")
+        if found != ",":
+            self._fail("a comma or a closing bracket is missing")
         self._at += 1
+        return self._member()
+
+    def _closing(self) -> str:
+        return "}" if isinstance(self._open[-1], dict) else "]"
 
     def _leave(self) -> Any:
         self._at += 1
         self._steps.pop()
         return self._open.pop()
+
+    def _member(self) -> Any:
+        top = self._open[-1]
+        if isinstance(top, dict):
+            self._key(top)
+        else:
+            self._steps[-1] = len(top)
+        return self._begin()
+
+    def _key(self, top: dict[str, Any]) -> None:
+        self._steps[-1] = _BEFORE
+        if self._peek() != '"':
+            self._fail("a key in double quotes is missing")
+        key = self._steps[-1] = self._characters()
+        if _SURROGATE.search(key):
+            self._refuse("a lone surrogate")
+        if key in top:
+            self._refuse("duplicate key")
+        if self._peek() != ":":
+            self._fail("a colon is missing")
+        self._at += 1
 
     def _scalar(self) -> Any:
         number = _NUMBER.match(self._text, self._at)
@@ -125,7 +137,7 @@ class Scan:
         word = _WORD.match(self._text, self._at)
         name = word[0] if word else ""
         if name in _FOREIGN:
-            self._soft(_FOREIGN[name])
+            self._refuse(_FOREIGN[name])
         elif name not in _WORDS:
             self._fail("a value is missing")
         self._at += len(name)
@@ -135,37 +147,34 @@ class Scan:
         try:
             return double(token) if is_double else integer(token)
         except Refused as fault:
-            self._soft(fault.reason)
+            self._refuse(fault.reason)
             return 0
 
-    def _string(self, *, is_key: bool = False) -> str:
-        self._at += 1
-        parts: list[str] = []
-        while True:
-            start = self._at
-            run = _RUN.match(self._text, start)
-            self._at = run.end() if run else start
-            parts.append(self._text[start : self._at])
-            found = self._text[self._at : self._at + 1]
-            self._at += 1
-            if found == '"':
-                break
-            if found != "\\":
-                self._fail("a control character in a string" if found else "the text ends within a string")
-            parts.append(self._escape())
-        text = "".join(parts)
-        if not is_key and _SURROGATE.search(text):
-            self._soft("a lone surrogate")
+    def _string(self) -> str:
+        text = self._characters()
+        if _SURROGATE.search(text):
+            self._refuse("a lone surrogate")
         return text
+
+    def _characters(self) -> str:
+        self._at += 1
+        parts = [self._take(_RUN)]
+        while (found := self._text[self._at : self._at + 1]) != '"':
+            if found != "\\":
+                self._fail("a control character in a string")
+            self._at += 1
+            parts += self._escape(), self._take(_RUN)
+        self._at += 1
+        return "".join(parts)
 
     def _escape(self) -> str:
         letter = self._text[self._at : self._at + 1]
-        self._at += 1
-        if letter in _ESCAPES:
-            return _ESCAPES[letter]
-        unit = self._unit() if letter == "u" else None
-        if unit is None:
+        if letter not in _ESCAPES and letter != "u":
             self._fail("an unknown escape")
+        self._at += 1
+        if letter != "u":
+            return _ESCAPES[letter]
+        unit = self._unit()
         if 0xD800 <= unit < 0xDC00 and self._text.startswith("\\u", self._at):
             return self._pair(unit)
         return chr(unit)
@@ -174,25 +183,25 @@ class Scan:
         before = self._at
         self._at += 2
         low = self._unit()
-        if low is not None and 0xDC00 <= low < 0xE000:
+        if 0xDC00 <= low < 0xE000:
             return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
-        self._at = before
+        self._at = before  # not a pair: the second escape stands for itself
         return chr(high)
 
-    def _unit(self) -> int | None:
-        found = _HEX.match(self._text, self._at)
-        if not found:
-            return None
-        self._at = found.end()
-        return int(found[0], 16)
+    def _unit(self) -> int:
+        digits = self._take(_HEX)
+        if not digits:
+            self._fail("four hex digits are missing")
+        return int(digits, 16)
 
-    def _path(self) -> str:
-        return "$" + "".join(shown(step) for step in self._steps if step != -1)
-
-    def _soft(self, reason: str) -> None:
-        self._refuse(Refused(self._path(), reason))
+    def _refuse(self, reason: str) -> None:
+        if self._spared is None or self._steps[:1] != [self._spared]:
+            raise Refused(self._path(), reason)
+        self.fault = self.fault or Refused(self._path(), reason)
 
     def _fail(self, reason: str) -> NoReturn:
-        if self._at >= len(self._text):
-            reason = "the text ends too early"
-        raise Refused(self._path(), reason)
+        raise Refused(self._path(), "the text ends too early" if self._at >= len(self._text) else reason)
+
+    def _path(self) -> str:
+        # Where a fault is spared, the nesting may go on for a million levels: the path does not.
+        return "$" + "".join(shown(step) for step in self._steps[: self._max_depth] if step != _BEFORE)
