@@ -1,0 +1,246 @@
+"""The engine: drives many paths at once. What they ask of the ledger in one turn of the loop goes there as one batch,
+and comes back as one wake-up. A call costs no future, and no asyncio task but the one its tool runs in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import structlog
+
+from fencepost_dispatch.execute import Ended, Found, execute, probe
+from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record, Run
+from fencepost_dispatch.slots import Slots
+from fencepost_dispatch.tools import NotDone
+from fencepost_ledger import Ledger, Term
+from fencepost_ledger.verdicts import Admitted, Finalized, Op, Probe, Settle, Start
+from fencepost_schemas import OutcomeError
+
+log = structlog.get_logger("fencepost.engine")
+
+CallKey = tuple[str, bytes]
+# Seconds between two looks at another holder's run: the first soon, then no faster than is useful.
+_LOOKS = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+NEVER_BEGAN = Ended(
+    "failed", error=OutcomeError(code="not_started", message="cancelled before it began: nothing ran"), retryable=True
+)
+
+
+class Way:
+    """One path under way. `on_end` gets what the path returned, or the exception that ended it."""
+
+    __slots__ = ("on_end", "path", "slot", "waited_since", "waits")
+
+    def __init__(self, path: Generator[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
+        self.path = path
+        self.on_end = on_end
+        self.slot = False
+        self.waits = 0
+        self.waited_since = 0.0
+
+
+class Engine:
+    """Everything but the constructor and the callbacks handed to the ledger belongs to the event loop's thread.
+
+    Args:
+        ledger: makes the ledger with this engine's callbacks (`deliver`, `lost`, `lapse`), called in its threads.
+        concurrency: calls that may execute at once. threads: where sync tools run.
+        steps: what else paths may yield: a step's class → handler of (way, step), which ends in `resume`.
+    """
+
+    def __init__(
+        self,
+        ledger: Callable[[Engine], Ledger],
+        *,
+        concurrency: int,
+        threads: Executor,
+        steps: dict[type[Any], Callable[[Way, Any], None]] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._threads = threads
+        self.slots = Slots(concurrency)
+        self.under_way = 0
+        self._tasks: dict[asyncio.Task[Ended], Run] = {}
+        self._running: set[CallKey] = set()
+        self._joined: dict[CallKey, list[Way]] = defaultdict(list)
+        self._outbox: list[tuple[Op, Any]] = []
+        self._handlers: dict[type[Any], Callable[[Way, Any], None]] = {
+            Look: self._look,
+            Run: self._run,
+            AskProbe: self._ask,
+            Record: lambda way, step: self._submit(step.end, way),
+            Lift: lambda way, step: self._submit(step.to, way),
+            Joined: self._join,
+            Again: self._again,
+            **(steps or {}),
+        }
+        self.ledger = ledger(self)
+
+    # --- paths ----------------------------------------------------------------------------------------------------
+
+    def launch(self, path: Generator[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
+        """Set a path on its way."""
+        self.under_way += 1
+        self.resume(Way(path, on_end), None)
+
+    def resume(self, way: Way, answer: Any) -> None:
+        """Send the path the answer to its last step, and see to its next one."""
+        try:
+            step = way.path.send(answer)
+        except StopIteration as end:
+            self._ended(way, end.value, None)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this event must end and its neighbours go on
+            self._ended(way, None, error)
+        else:
+            self._handlers[type(step)](way, step)
+
+    def settle(self, settled: Settle) -> None:
+        """The broker has the outcome: rides along with the next ledger transaction, and nobody waits for it."""
+        self._submit(settled, None)
+
+    def _ended(self, way: Way, value: Any, error: BaseException | None) -> None:
+        self._give_back(way)
+        self.under_way -= 1
+        way.on_end(value, error)
+
+    # --- the ledger -----------------------------------------------------------------------------------------------
+
+    def _look(self, way: Way, step: Look) -> None:
+        def granted() -> None:
+            way.slot = True
+            self._submit(step.admit, way)
+
+        self.slots.acquire(step.tenant, granted)
+
+    def _submit(self, op: Op, way: Way | None) -> None:
+        if not self._outbox:
+            self._loop.call_soon(self._send)
+        self._outbox.append((op, way))
+
+    def _send(self) -> None:
+        batch, self._outbox = self._outbox, []
+        self.ledger.submit(batch)
+
+    def deliver(self, answers: list[tuple[Way | None, Any]]) -> None:
+        """From the ledger's thread: the answers of one transaction."""
+        self._from_thread(self._delivered, answers)
+
+    def _delivered(self, answers: list[tuple[Way | None, Any]]) -> None:
+        for way, answer in answers:
+            if way is not None:
+                self._note(way, answer)
+                self.resume(way, answer)
+
+    def _note(self, way: Way, answer: Any) -> None:
+        match answer:
+            case Admitted(verdict=Start(term=Term() as term)):
+                self._running.add((term.execution_id, term.key))
+            case Admitted(verdict=Start()) | Finalized():
+                pass
+            case _:
+                self._give_back(way)
+
+    def _give_back(self, way: Way) -> None:
+        if way.slot:
+            way.slot = False
+            self.slots.release()
+
+    # --- tools ----------------------------------------------------------------------------------------------------
+
+    def _run(self, way: Way, step: Run) -> None:
+        task = self._loop.create_task(execute(step.tool, step.arguments, step.context, self._threads))
+        self._tasks[task] = step
+        task.add_done_callback(partial(self._ran, way))
+
+    def _ran(self, way: Way, task: asyncio.Task[Ended]) -> None:
+        step = self._tasks.pop(task)
+        self._give_back(way)
+        # A task that is cancelled before its first step never enters the tool.
+        self.resume(way, NEVER_BEGAN if task.cancelled() else task.result())
+        if step.term is not None:
+            self._release((step.term.execution_id, step.term.key))
+
+    def _release(self, key: CallKey) -> None:
+        """The run has ended, its end is queued for the ledger: whoever joined looks right behind it."""
+        self._running.discard(key)
+        for way in self._joined.pop(key, ()):
+            self.resume(way, None)
+
+    def _join(self, way: Way, step: Joined) -> None:
+        key = (step.execution_id, step.key or b"")
+        if key in self._running:
+            self._joined[key].append(way)
+        else:
+            # It ended between the ledger's answer and now; its end is on the way to the ledger.
+            self._loop.call_later(_LOOKS[0], self.resume, way, None)
+
+    def _again(self, way: Way, _step: Again) -> None:
+        now = self._loop.time()
+        if not way.waits:
+            way.waited_since = now
+        pause = _LOOKS[min(way.waits, len(_LOOKS) - 1)]
+        way.waits += 1
+        self._loop.call_later(pause, self._look_again, way)
+
+    def _look_again(self, way: Way) -> None:
+        self.resume(way, self._loop.time() - way.waited_since)
+
+    def _ask(self, way: Way, step: AskProbe) -> None:
+        task = self._loop.create_task(self._probed(step))
+        task.add_done_callback(lambda done: self.resume(way, _unknown(step) if done.cancelled() else done.result()))
+
+    async def _probed(self, step: AskProbe) -> Probe:
+        match await probe(step.tool, step.arguments, step.context, self._threads):
+            case Found(result):
+                return Probe(step.revision, "found", result)
+            case NotDone():
+                return Probe(step.revision, "not_done")
+            case _:
+                return _unknown(step)
+
+    # --- leases ---------------------------------------------------------------------------------------------------
+
+    def lost(self, terms: list[Term]) -> None:
+        """From the lease thread: these calls are no longer ours; what somebody else may run again is cancelled."""
+        keys = {(term.execution_id, term.key) for term in terms}
+        log.warning("lost calls", calls=[key.hex() for _, key in sorted(keys)][:10], count=len(keys))
+        self._from_thread(self._cancel, lambda run: run.term is not None and _key(run.term) in keys)
+
+    def lapse(self, lapsed: bool) -> None:
+        """From the lease thread: nothing could be renewed for a whole lease (start nothing), or it could again."""
+        log.warning("leases lapsed: starting nothing" if lapsed else "leases renewed: starting again")
+        self._from_thread(self._lapse, lapsed)
+
+    def _lapse(self, lapsed: bool) -> None:
+        self.slots.pause(lapsed)
+        if lapsed:
+            self._cancel(lambda run: run.term is not None)
+
+    def _cancel(self, which: Callable[[Run], bool]) -> None:
+        for task, run in list(self._tasks.items()):
+            if run.shared and which(run):
+                task.cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel every tool that still runs, as at the end of a drain; each one's end is recorded as unknown."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _from_thread(self, callback: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process ends, and the ledger makes that safe
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _key(term: Term) -> CallKey:
+    return term.execution_id, term.key
+
+
+def _unknown(step: AskProbe) -> Probe:
+    return Probe(step.revision, "unknown")

@@ -1,0 +1,127 @@
+"""The line in process: the same guarantee for an agent runner that calls its tools itself, without Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from fencepost_dispatch.answers import Answer, Delivery
+from fencepost_dispatch.engine import Engine
+from fencepost_dispatch.execute import Threads
+from fencepost_dispatch.path import Paths
+from fencepost_dispatch.registry import Registry
+from fencepost_dispatch.settings import Settings, SettingsError
+from fencepost_dispatch.tools import Tool
+from fencepost_ledger import Ledger, new_holder, require_current
+from fencepost_ledger.verdicts import Refused
+from fencepost_schemas import Dispatch, Outcome, arguments_hash
+from fencepost_schemas import Refused as NotCanonical
+
+
+def open_ledger(settings: Settings, holder: str, engine: Engine, **more: Any) -> Ledger:
+    """The ledger of these settings, talking to this engine. Raises SettingsError without a DSN."""
+    return Ledger(
+        ledger_dsn(settings),
+        holder=holder,
+        lease_seconds=settings.lease_seconds,
+        ttl_hours=settings.ttl_hours,
+        default_org=settings.default_org,
+        on_divergence=settings.on_divergence,
+        deliver=engine.deliver,
+        on_lost=engine.lost,
+        on_lapse=engine.lapse,
+        **more,
+    )
+
+
+def ledger_dsn(settings: Settings) -> str:
+    """The DSN in plain text, for a connection and nothing else. Raises SettingsError when it is not set."""
+    if settings.ledger_dsn is None:
+        raise SettingsError("FENCEPOST_LEDGER_DSN is not set: give the ledger's Postgres, postgresql://user@host/db")
+    return settings.ledger_dsn.get_secret_value()
+
+
+def delivered(dispatch: Dispatch) -> Delivery:
+    """A dispatch that came from no record; arguments without a canonical form are refused with their JSON path."""
+    try:
+        return Delivery(dispatch, arguments_hash(dispatch.arguments))
+    except NotCanonical as error:
+        return Delivery(dispatch, None, Refused("invalid_arguments", str(error)))
+
+
+class Line:
+    """Runs calls through the ledger in this process; an async context manager.
+
+    Args:
+        tools: a Registry, or tools.
+        settings: by default from `FENCEPOST_*`; only the ledger's settings are used.
+
+    Raises (on entering):
+        SettingsError, LedgerUnavailable, NotMigrated: with one line that names the cure.
+    """
+
+    def __init__(self, tools: Registry | Iterable[Tool[..., Any]], settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._tools = tools if isinstance(tools, Registry) else _registry(tools, self._settings.strict)
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(require_current, ledger_dsn(self._settings))
+        holder = new_holder()
+        self._threads = Threads(self._settings.concurrency)
+        self._engine = Engine(
+            lambda engine: open_ledger(self._settings, holder, engine, on_health=_ignored),
+            concurrency=self._settings.concurrency,
+            threads=self._threads,
+        )
+        self._paths = Paths(
+            self._tools,
+            worker=holder,
+            wait_seconds=self._settings.wait_seconds,
+            inline_result_bytes=self._settings.inline_result_bytes,
+        )
+        self._engine.ledger.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.sleep(0)  # what was settled in this turn of the loop is sent
+        await asyncio.to_thread(self._engine.ledger.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, dispatch: Dispatch) -> Outcome:
+        """Run this call, or answer what is known of it. The same event may be given again at any time.
+
+        Cancelling the caller does not cancel the call: it may have acted, and its end is recorded.
+
+        Raises:
+            LedgerRefused: the ledger cannot take this one event.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def ended(value: Answer, error: BaseException | None) -> None:
+            # Whoever asked is the only subscriber there is: an answer it no longer waits for is left to a next asking.
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                if value.settle is not None:
+                    self._engine.settle(value.settle)
+                answer.set_result(value)
+
+        self._engine.launch(self._paths.path(delivered(dispatch)), ended)
+        return (await answer).outcome
+
+
+def _registry(tools: Iterable[Tool[..., Any]], strict: bool) -> Registry:
+    registry = Registry(strict=strict)
+    for tool in tools:
+        registry.add(tool)
+    return registry
+
+
+def _ignored(_reason: str | None) -> None:
+    """An agent runner has no readiness probe to flip; the ledger's own log says it."""
