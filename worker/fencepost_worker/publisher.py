@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.1  # seconds; the longest that an answer given without the broker waits
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between attempts of one record
-MAX_BYTES = 1_000_000  # librdkafka's default, a little below the broker's 1,048,588
+MAX_BYTES = 1_048_588  # the broker's default of max.message.bytes
 
 _OWN = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {
@@ -65,13 +65,14 @@ class Sent:
     error: str | None
 
 
-def producer_config(config: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def producer_config(config: Mapping[str, Any], limits: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Everything our producer needs, on top of connection settings. Raises ValueError for what must not be changed."""
+    sizes = [MAX_BYTES, *(limits or {}).values()]
     for name, value in _OWN.items():
         if str(config.get(name, value)).lower() not in (str(value).lower(), "-1"):
             raise ValueError(f"{name} must stay {str(value).lower()}")
-    batch = min(int(config.get("batch.size", 1_000_000)), max_bytes)
-    return {**_DEFAULTS, **config, **_OWN, "message.max.bytes": max_bytes, "batch.size": batch}
+    batch = min(int(config.get("batch.size", 1_000_000)), *sizes)  # a record larger than a batch travels alone
+    return {**_DEFAULTS, **config, **_OWN, "message.max.bytes": max(sizes), "batch.size": batch}
 
 
 def size_of(letter: Letter) -> int:
@@ -89,7 +90,7 @@ class Publisher(threading.Thread):
 
     Args:
         config: librdkafka settings with `bootstrap.servers`.
-        max_bytes: largest record; at most the topics' `max.message.bytes`.
+        limits: the largest record of a topic in bytes (its `max.message.bytes`); the broker's default for others.
 
     Raises:
         ValueError: for a setting that is not allowed (see `producer_config`).
@@ -102,12 +103,12 @@ class Publisher(threading.Thread):
         on_done: Callable[[list[tuple[Any, KafkaError | None]]], None],
         on_fatal: Callable[[BaseException], None],
         *,
-        max_bytes: int = MAX_BYTES,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(name="fencepost-publish", daemon=True)
         self._on_done = on_done
         self._on_fatal = on_fatal
-        self._max_bytes = max_bytes
+        self._limits = dict(limits or {})
         self._lock = threading.Lock()  # keeps publish order where the backlog meets new records
         self._idle = threading.Condition(self._lock)
         self._pending = 0
@@ -122,17 +123,18 @@ class Publisher(threading.Thread):
         self._fatal: KafkaError | None = None
         self._auth_error: str | None = None
         self._error: str | None = None
-        self._producer = Producer({**producer_config(config, max_bytes), "error_cb": self._on_error}, logger=log)
+        self._producer = Producer({**producer_config(config, limits), "error_cb": self._on_error}, logger=log)
 
     # From other threads
 
     def publish(self, letter: Letter, topic: str, token: Any) -> None:
         """Sends a record; `token` comes back to `on_done`."""
         sending = _Sending(topic, letter, token)
+        limit = self._limits.get(topic, MAX_BYTES)
         with self._lock:
-            if (size := size_of(letter)) > self._max_bytes:
+            if (size := size_of(letter)) > limit:
                 sending.alone = True
-                self._notes.append((sending, _too_large(size, self._max_bytes)))
+                self._notes.append((sending, _too_large(size, limit)))
             elif self._backlog or not self._produce(sending):
                 self._backlog.append(sending)
             self._pending += 1
