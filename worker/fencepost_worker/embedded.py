@@ -79,14 +79,22 @@ class EmbeddedPostgres:
 
     def start(self) -> Self:
         """Starts the server, the first time with a new data folder, and returns when it takes connections."""
-        if self._folder is None:
-            self._prepare()
-        for _ in range(5):
+        try:
+            if self._folder is None:
+                self._prepare()
+            self._launch_somewhere()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _launch_somewhere(self) -> None:
+        for _ in range(5):  # somebody may take the port between our look and the server's
             port = self._port or free_ports(1)[0]
             self._server = self._launch(port)
             if self._ready(self._server):
                 self._port = port
-                return self
+                return
             self._server.stop()
             if self._port or "could not bind" not in self.log.read_text(errors="replace"):
                 break
@@ -109,7 +117,7 @@ class EmbeddedPostgres:
         self._end(signal.SIGINT)
         if self._temporary and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._folder = None
 
     def _end(self, how: signal.Signals) -> None:
         if self._server is not None:
@@ -117,21 +125,26 @@ class EmbeddedPostgres:
             self._server = None
 
     def _prepare(self) -> None:
-        self._account = _unprivileged()
         binaries = _binaries()
+        self._account = _unprivileged()
         folder = Path(tempfile.mkdtemp(prefix="fencepost-postgres-")) if self._named is None else self._named.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._own(folder)
+        writable: list[str | Path] = ["/bin/sh", "-c", 'test -w "$1"', "sh", folder]
+        if subprocess.run(writable, check=False, **self._as_account()).returncode != 0:
+            raise EmbeddedUnavailable(f"the user that Postgres runs as cannot reach {folder}: choose another folder")
         self._bin = self._reachable(binaries)
-        word = folder / "password"
-        if not word.exists():
-            word.touch(mode=0o600)
-            word.write_text(secrets.token_urlsafe(24))
-            self._own(word)
-        self._password = word.read_text().strip()
-        if not (folder / "data" / "PG_VERSION").exists():
-            self._initdb(word)
+        self._password = self._read_password(folder / "password")
+        if not (folder / "data").exists():
+            self._initdb(folder / "password")
+
+    def _read_password(self, file: Path) -> str:
+        if not file.exists():
+            file.touch(mode=0o600)
+            file.write_text(secrets.token_urlsafe(24))
+            self._own(file)
+        return file.read_text().strip()
 
     def _own(self, path: Path) -> None:
         if self._account is not None:
@@ -154,8 +167,10 @@ class EmbeddedPostgres:
         return {"cwd": "/", "env": {"PATH": os.defpath, "LC_ALL": "C"}, **credentials(self._account)}
 
     def _initdb(self, password: Path) -> None:
+        unfinished = self.folder / "data.new"  # renamed when whole: whoever ends us leaves no half of a data folder
+        shutil.rmtree(unfinished, ignore_errors=True)
         command: list[str | Path] = [
-            self._bin / "initdb", "--pgdata", self.folder / "data", "--username=postgres", "--auth=scram-sha-256",
+            self._bin / "initdb", "--pgdata", unfinished, "--username=postgres", "--auth=scram-sha-256",
             f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin",
             "--builtin-locale=C.UTF-8", "--no-instructions", *(["--no-sync"] if self._temporary else []),
         ]  # fmt: skip
@@ -163,6 +178,7 @@ class EmbeddedPostgres:
         if made.returncode != 0:
             reason = (made.stderr.strip().splitlines() or ["initdb failed"])[-1]
             raise EmbeddedUnavailable(f"no data folder for the embedded Postgres in {self.folder}: {reason}")
+        unfinished.rename(self.folder / "data")
 
     def _launch(self, port: int) -> Guarded:
         durable = "off" if self._temporary else "on"
@@ -217,8 +233,9 @@ def _unprivileged() -> Account | None:
 
 
 def _last_fatal(log: Path) -> str:
-    said = re.findall(r"FATAL:\s+(.*)", log.read_text(errors="replace")) if log.exists() else []
-    return said[-1] if said else f"see {log}"
+    said = log.read_text(errors="replace") if log.exists() else ""
+    fatal = re.findall(r"FATAL:\s+(.*)", said) or said.splitlines()
+    return fatal[-1] if fatal else "it said nothing"
 
 
 class EmbeddedBroker:

@@ -17,7 +17,8 @@ from typing import Any
 _WATCH = """
 read -r _
 kill -s "$1" "$2"
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 "$2" || break; sleep 0.5; done
+turn=0
+while [ "$turn" -lt 100 ] && kill -0 "$2"; do turn=$((turn + 1)); sleep 0.1; done
 kill -s KILL "$2"
 [ -z "$3" ] || rm -rf -- "$3"
 """
