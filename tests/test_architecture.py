@@ -15,9 +15,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Where bytes meet Kafka.
 KAFKA = {
-    "dispatch/fencepost_dispatch": {"client.py", "kafka.py", "outcomes.py"},
+    "dispatch/fencepost_dispatch": {"client.py", "feed.py", "kafka.py", "outcomes.py", "sender.py"},
     "worker/fencepost_worker": {
-        "consumer.py", "deadletter.py", "doctor.py", "embedded.py", "publisher.py", "topics.py",
+        "consumer.py", "deadletter.py", "doctor.py", "embedded.py", "membership.py", "publisher.py", "topics.py",
     },
 }  # fmt: skip
 LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic"}
