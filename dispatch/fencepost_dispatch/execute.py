@@ -228,7 +228,7 @@ def _early(tool: AnyTool, error: BaseException, code: Code) -> Ended:
     match error:
         case ToolFailed():
             said = OutcomeError(
-                code=_text(error.code), message=_short(_text(error.message)), detail=_detail(error.detail)
+                code=_short(_text(error.code)), message=_short(_text(error.message)), detail=_detail(error.detail)
             )
             return Ended("failed", error=said, retryable=bool(error.retryable))
         case _NeverBegan():

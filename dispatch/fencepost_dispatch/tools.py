@@ -163,7 +163,7 @@ def tool(
     max_attempts: int = 3,
     definite_failures: Iterable[type[BaseException]] = (),
     http_method: str | None = None,
-    mcp_hints: Mapping[str, Any] | None = None,
+    mcp_hints: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
     idempotency_parameter: str | None = None,
     override_classification: str | None = None,
     on_divergence: OnDivergence | None = None,
@@ -178,8 +178,8 @@ def tool(
         max_attempts: how often the tool may start in all. A protected one starts again only after it did not act.
         definite_failures: exception types after which nothing has happened. A time-out or a lost connection is not one.
         http_method, mcp_hints, idempotency_parameter: what is known of the operation behind the tool: its HTTP method,
-            its MCP annotations (`readOnlyHint`, `destructiveHint`, …), the parameter that carries an idempotency key.
-            They are held against `effect="read_only"`; none of them lowers the protection.
+            its MCP annotations (`readOnlyHint`, `destructiveHint` …; a dict or the SDK's model), the parameter that
+            carries an idempotency key. Held against `effect="read_only"`; none of them lowers the protection.
         override_classification: why `read_only` is right in spite of such evidence. Logged at start.
         on_divergence: `refuse`, `adopt` or `execute`, for this tool instead of the setting.
 
@@ -189,7 +189,7 @@ def tool(
     with _about(name):
         kind = _checked_effect(effect)
         definite = _checked_failures(definite_failures)
-        hints = _checked_hints(mcp_hints or {})
+        hints = _checked_hints(dict(mcp_hints or ()))
         _refuse_policy(name, timeout, max_attempts, on_divergence)
         _refuse_empty(http_method=http_method, override_classification=override_classification)
 
@@ -246,11 +246,11 @@ def _checked_failures(failures: Any) -> tuple[type[BaseException], ...]:
     return definite
 
 
-def _checked_hints(hints: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_hints(hints: dict[str, Any]) -> dict[str, Any]:
     for name in _MCP_HINTS:
         if not isinstance(hints.get(name), bool | None):
             raise ToolRefused(f"mcp_hints[{name!r}]={hints[name]!r}: give True, False or None")
-    return dict(hints)
+    return hints
 
 
 def _refuse_policy(name: object, timeout: object, max_attempts: object, on_divergence: str | None) -> None:

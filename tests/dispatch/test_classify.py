@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from fencepost_dispatch import Blocked, ClassificationBlocked, Registry, Tool, tool
 from fencepost_dispatch.classify import evidence, words
@@ -89,6 +90,15 @@ def test_a_safe_http_method_does_not(method: str):
 )
 def test_mcp_hints_that_it_acts_speak_against_read_only(hints: dict[str, object], found: int):
     assert len(evidence(declare(mcp_hints=hints))) == found
+
+
+class Annotations(BaseModel):
+    title: str | None = None
+    readOnlyHint: bool | None = None  # noqa: N815
+
+
+def test_mcp_annotations_may_be_the_sdks_model():
+    assert evidence(declare(mcp_hints=Annotations(readOnlyHint=False))) == ("readOnlyHint is false",)
 
 
 def test_a_probe_speaks_against_read_only():

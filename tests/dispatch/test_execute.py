@@ -8,7 +8,7 @@ import json
 import threading
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -153,7 +153,10 @@ class NotANumber(BaseModel):
 
 
 def nested(depth: int) -> Any:
-    return functools.reduce(lambda inner, _: [inner], range(depth), 0)
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def circle() -> Any:
@@ -478,7 +481,7 @@ async def test_a_sync_tool_leaves_the_event_loop_free(threads: Threads):
 async def test_a_thread_whose_time_is_up_keeps_its_slot_until_it_ends(threads: Threads):
     entered, go = threading.Event(), threading.Event()
 
-    @tool("t", timeout=0.05)
+    @tool("t", timeout=0.3)
     def wait() -> None:
         entered.set()
         go.wait(10)
@@ -486,7 +489,7 @@ async def test_a_thread_whose_time_is_up_keeps_its_slot_until_it_ends(threads: T
     end = await execute(wait, {}, CONTEXT, threads)
     assert (end.state, code(end)) == ("indeterminate", "timeout")
     assert end.error is not None
-    assert end.error.message == "no answer within 0.05 s; its thread runs on"
+    assert end.error.message == "no answer within 0.3 s; its thread runs on"
     assert entered.is_set()
     assert (threads.taken, threads.free) == (1, 1)
     go.set()
@@ -525,6 +528,23 @@ async def test_a_sync_tool_that_no_thread_took_up_did_not_happen():
         go.set()
     assert (end.state, code(end), end.retryable, ran) == ("failed", "not_started", True, [])
     assert threads.taken == 0
+
+
+class CancelledAtOnce(Executor):
+    """Has the function's answer in the moment in which the waiting task is cancelled."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        return future
+
+
+async def test_a_sync_tool_that_ends_in_the_moment_of_its_cancellation_has_ended():
+    declared = tool("t")(lambda: "done")
+    end = await execute(declared, {}, CONTEXT, CancelledAtOnce())
+    assert (end.state, end.result) == ("completed", '"done"')
+    await asyncio.sleep(0)
 
 
 async def test_any_executor_will_do():

@@ -16,6 +16,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from fencepost_dispatch import (
+    ClassificationBlocked,
     DuplicateTool,
     Effect,
     InvalidArguments,
@@ -437,8 +438,9 @@ def test_two_tools_of_one_name_are_refused_and_one_tool_twice_is_not():
 
 
 def test_two_tools_of_one_name_are_refused_even_when_the_first_is_blocked():
-    registry = Registry(strict=False)
-    registry.add(declare(effect="read_only", http_method="POST"))
+    registry = Registry(strict=True)
+    with pytest.raises(ClassificationBlocked):
+        registry.add(declare(effect="read_only", http_method="POST"))
     with pytest.raises(DuplicateTool):
         registry.add(declare())
 
