@@ -7,55 +7,9 @@ not current, and its completions change nothing: those records are another owner
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from fencepost_worker.offsets import Tracker
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """A Kafka record as it was delivered; `epoch` is the assignment that it was delivered in.
-
-    `headers` is None without headers, and when their names are not UTF-8 (the client cannot read such headers).
-    `timestamp` is in milliseconds since 1970 or None; `size` in bytes of key, value and headers.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    epoch: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-    timestamp: int | None
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be in flight at once. Paused above a limit, resumed at `low` times the limit or below.
-
-    `records` and `size` (bytes) count over all partitions, beside librdkafka's own prefetch; `span` is the distance, in
-    offsets, between a partition's lowest unfinished record and its newest.
-    """
-
-    records: int = 2_000
-    size: int = 64 * 1024 * 1024
-    span: int = 100_000
-    low: float = 0.5
-
-    def __post_init__(self) -> None:
-        if min(self.records, self.size, self.span) < 1 or not 0 < self.low <= 1:
-            raise ValueError("limits must be at least 1, and low above 0 and at most 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Oldest:
-    """The unfinished record that holds back its partition's commits; `since` is when it was delivered."""
-
-    partition: int
-    offset: int
-    since: float
+from fencepost_worker.records import Record
 
 
 class Share:
@@ -153,8 +107,7 @@ class Assignment:
         """How many records of these partitions somebody is still going to finish."""
         return sum(share.tracker.awaited for share in self.shares(partitions))
 
-    def oldest(self) -> Oldest | None:
-        """The unfinished record that has waited longest among those that hold back a partition."""
+    def oldest(self) -> tuple[float, int, int] | None:
+        """When the record was delivered that has held back its partition for longest; the partition and the offset."""
         fronts = ((share.partition, share.tracker.oldest()) for share in self._shares.values())
-        held = [Oldest(partition, *front) for partition, front in fronts if front is not None]
-        return min(held, key=lambda one: one.since, default=None)
+        return min(((front[1], partition, front[0]) for partition, front in fronts if front is not None), default=None)

@@ -20,13 +20,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from fencepost_worker.assignment import Assignment, Limits, Record, Share
+from fencepost_worker.assignment import Assignment, Share
+from fencepost_worker.limits import Limits, Room
 from fencepost_worker.membership import AUTH_ERRORS, REBALANCING, Protocol, consumer_config
+from fencepost_worker.records import Health, Oldest, Record
 
 __all__ = ["Health", "Limits", "Oldest", "PollThread", "Protocol", "Record", "consumer_config"]
 
@@ -35,34 +36,6 @@ log = logging.getLogger(__name__)
 TICK = 0.1  # seconds between stores, and the longest wait for a record: completions are noticed at least this often
 NAP = 0.005  # seconds between looks at the completions while the limits are reached
 PATIENCE = 0.25  # seconds at the limits before partitions are paused: pausing throws the prefetch away
-BATCH = 500  # records handed over at once, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Oldest:
-    """The record that holds back its partition's commits, and for how many seconds it has been in flight."""
-
-    topic: str
-    partition: int
-    offset: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The state of the poll thread. `auth_error` and `error` are gone again once the brokers answer."""
-
-    turn_seconds: float
-    """Since the thread last began a turn; more than some seconds means that it hangs."""
-    partitions: tuple[int, ...]
-    assigned: bool
-    """Whether the group has given an assignment since the start, an empty one included."""
-    in_flight: int
-    in_flight_bytes: int
-    paused: bool
-    auth_error: str | None
-    error: str | None
-    oldest: Oldest | None
 
 
 class PollThread(threading.Thread):
@@ -100,21 +73,19 @@ class PollThread(threading.Thread):
         self._on_fatal = on_fatal
         self._revoking = revoking
         self._drain_seconds = drain_seconds
-        self._limits = limits
-        self._least = max(1, min(BATCH, limits.records // 8))  # room below this is not worth a turn
+        self._room = Room(limits)
         self._assignment = Assignment()
         self._finished: deque[Sequence[Record]] = deque()
         self._left: deque[Record] = deque()
         self._paused: set[int] = set()  # resuming what is not paused delivers twice, so this is kept here
         self._held = False  # everything is paused
         self._full_since: float | None = None
-        self._mean_size = 1_000.0
         self._taking = True
         self._stopping = False
         self._assigned = threading.Event()
         self._turned = time.monotonic()
         self._tick_at = 0.0
-        self._oldest: tuple[int, int, float] | None = None
+        self._oldest: tuple[float, int, int] | None = None
         self._fatal: KafkaError | None = None
         self._auth_error: str | None = None
         self._error: str | None = None
@@ -173,7 +144,7 @@ class PollThread(threading.Thread):
             paused=self._held,
             auth_error=self._auth_error,
             error=self._error,
-            oldest=oldest and Oldest(self._topic, oldest[0], oldest[1], now - oldest[2]),
+            oldest=oldest and Oldest(self._topic, oldest[1], oldest[2], now - oldest[0]),
         )
 
     # The thread
@@ -213,17 +184,17 @@ class PollThread(threading.Thread):
         self._tick_at = now + TICK
         self._store(self._assignment.shares())
         self._pause_or_resume()
-        oldest = self._assignment.oldest()
-        self._oldest = None if oldest is None else (oldest.partition, oldest.offset, oldest.since)
+        self._oldest = self._assignment.oldest()
 
     # Taking records, within the limits
 
     def _take(self, now: float) -> list[Message]:
+        flying = self._assignment
         if self._held:
-            if self._may_resume():
+            if self._taking and self._room.may_resume(flying.records, flying.size):
                 self._hold(False)
             return self._consumer.consume(1, NAP * 4)  # serves the group, and calls of hours do no harm
-        if self._taking and (room := self._room()):
+        if self._taking and (room := self._room.free(flying.records, flying.size)):
             self._full_since = None
             return self._consume(room)
         self._full_since = self._full_since or now
@@ -239,18 +210,6 @@ class PollThread(threading.Thread):
         if not messages and (messages := self._consumer.consume(1, TICK)) and room > 1:
             messages += self._consumer.consume(room - 1, 0)
         return messages
-
-    def _room(self) -> int:
-        """How many records may be taken now; 0 when it is too few for a turn."""
-        records = self._limits.records - self._assignment.records
-        size = self._limits.size - self._assignment.size
-        if records < self._least or size <= 0:
-            return 0
-        return min(records, BATCH, int(size / self._mean_size) + 1)
-
-    def _may_resume(self) -> bool:
-        low, limits, now = self._limits.low, self._limits, self._assignment
-        return self._taking and now.records <= low * limits.records and now.size <= low * limits.size
 
     def _hold(self, held: bool) -> None:
         self._held = held
@@ -268,8 +227,7 @@ class PollThread(threading.Thread):
         self._paused = set(want)
 
     def _too_wide(self, share: Share) -> bool:
-        bound = self._limits.low if share.partition in self._paused else 1.0
-        return share.tracker.span > bound * self._limits.span
+        return self._room.too_wide(share.tracker.span, share.partition in self._paused)
 
     def _hand_over(self, messages: list[Message], now: float) -> None:
         records: list[Record] = []
@@ -281,8 +239,7 @@ class PollThread(threading.Thread):
                 records.append(record)
         if records:
             self._auth_error = self._error = None
-            mean = sum(record.size for record in records) / len(records)
-            self._mean_size = max(mean, 0.8 * self._mean_size + 0.2 * mean)  # up at once, down slowly
+            self._room.learn(records)
             self._deliver(records)
 
     def _record(self, message: Message) -> Record | None:

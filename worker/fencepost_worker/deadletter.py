@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from fencepost_worker.assignment import Record
+from fencepost_worker.records import Record
 
 PREFIX = "fencepost."
 NAMES = (
