@@ -34,7 +34,7 @@ lock: $(VENV)/installed  ## newest versions into constraints.txt
 
 clean:  ## removes what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
-	find . -name '*.egg-info' -o -name __pycache__ -not -path './.git/*' | xargs rm -rf
+	find . \( -name '*.egg-info' -o -name __pycache__ \) -not -path './.git/*' -prune -exec rm -rf {} +
 
 # The stamp is as new as the newest of its prerequisites: an install that broke off is done again.
 $(VENV)/installed: pyproject.toml constraints.txt

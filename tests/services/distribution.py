@@ -74,7 +74,7 @@ def prepare(train: Callable[[Distribution], None]) -> Distribution:
     home = _home()
     distribution = Distribution(home)
     try:
-        with _alone(home.with_suffix(".lock")):
+        with _alone(home.with_name(f"{home.name}.lock")):
             _once(home / "jars", _fetch)
             _once(home / "formatted", lambda into: _format(distribution, into))
             if not (home / "trained").exists():

