@@ -16,7 +16,7 @@ KAFKA = {
     *(f"dispatch/fencepost_dispatch/{name}.py" for name in ("client", "feed", "kafka", "outcomes", "sender")),
     *(
         f"worker/fencepost_worker/{name}.py"
-        for name in ("consumer", "deadletter", "doctor", "embedded", "membership", "publisher", "topics")
+        for name in ("consumer", "deadletter", "doctor", "embedded", "events", "membership", "publisher", "topics")
     ),
 }
 LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic"}

@@ -178,7 +178,7 @@ class KafkaCluster:
     def _launch(self, node: int) -> None:
         options = (*self._options, f"-XX:ErrorFile={self._folder}/{node}.hs_err", *_QUIET)
         command = self._distribution.java("kafka.Kafka", self._settings(node), options=options)
-        self._running[node] = Guarded(command, log=self.log(node), remove=self._folder)
+        self._running[node] = Guarded(command, log=self.log(node), end=signal.SIGKILL, remove=self._folder)
 
     def _until_all_are_there(self, timeout: float, nodes: set[int] | None = None) -> None:
         wanted = set(self.nodes) if nodes is None else nodes
