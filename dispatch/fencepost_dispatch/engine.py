@@ -19,7 +19,7 @@ from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record,
 from fencepost_dispatch.slots import Slots
 from fencepost_dispatch.tools import NotDone
 from fencepost_ledger import Ledger, Term
-from fencepost_ledger.verdicts import Admitted, Finalized, Op, Probe, Settle, Start
+from fencepost_ledger.verdicts import Admit, Admitted, Finalized, Op, Probe, Settle, Start
 from fencepost_schemas import OutcomeError
 
 log = structlog.get_logger("fencepost.engine")
@@ -28,19 +28,32 @@ CallKey = tuple[str, bytes]
 # Seconds between two looks at another holder's run: the first soon, then no faster than is useful.
 _LOOKS = (0.05, 0.1, 0.25, 0.5, 1.0)
 
+
+def _always() -> bool:
+    return True
+
+
 NEVER_BEGAN = Ended(
     "failed", error=OutcomeError(code="not_started", message="cancelled before it began: nothing ran"), retryable=True
 )
 
 
+OnEnd = Callable[[Any, BaseException | None], None]
+
+
 class Way:
-    """One path under way. `on_end` gets what the path returned, or the exception that ended it."""
+    """One path under way. `on_end` gets what the path returned, or the exception that ended it.
 
-    __slots__ = ("on_end", "path", "slot", "waited_since", "waits")
+    `wanted` is asked right before a look that may start the call: when it says no, the path is dropped without an end.
+    """
 
-    def __init__(self, path: Generator[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
+    __slots__ = ("admit", "on_end", "path", "slot", "waited_since", "waits", "wanted")
+
+    def __init__(self, path: Generator[Any, Any, Any], on_end: OnEnd, wanted: Callable[[], bool]) -> None:
         self.path = path
         self.on_end = on_end
+        self.wanted = wanted
+        self.admit: Admit | None = None
         self.slot = False
         self.waits = 0
         self.waited_since = 0.0
@@ -65,7 +78,7 @@ class Engine:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = threads
-        self.slots = Slots(concurrency)
+        self.slots: Slots[Way] = Slots(concurrency, self._granted)
         self.under_way = 0
         self._tasks: dict[asyncio.Task[Ended], Run] = {}
         self._running: set[CallKey] = set()
@@ -85,10 +98,15 @@ class Engine:
 
     # --- paths ----------------------------------------------------------------------------------------------------
 
-    def launch(self, path: Generator[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
+    def launch(self, path: Generator[Any, Any, Any], on_end: OnEnd, wanted: Callable[[], bool] = _always) -> None:
         """Set a path on its way."""
         self.under_way += 1
-        self.resume(Way(path, on_end), None)
+        self.resume(Way(path, on_end, wanted), None)
+
+    def drop_unwanted(self) -> None:
+        """Drop at once what stands in line for a slot and is not wanted any more."""
+        for way in self.slots.take_out(lambda way: not way.wanted()):
+            self._drop(way)
 
     def resume(self, way: Way, answer: Any) -> None:
         """Send the path the answer to its last step, and see to its next one."""
@@ -106,18 +124,29 @@ class Engine:
         self._submit(settled, None)
 
     def _ended(self, way: Way, value: Any, error: BaseException | None) -> None:
-        self._give_back(way)
-        self.under_way -= 1
+        self._left(way)
         way.on_end(value, error)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
 
     def _look(self, way: Way, step: Look) -> None:
-        def granted() -> None:
-            way.slot = True
-            self._submit(step.admit, way)
+        way.admit = step.admit
+        self.slots.acquire(step.tenant, way)
 
-        self.slots.acquire(step.tenant, granted)
+    def _granted(self, way: Way) -> None:
+        way.slot = True
+        if way.admit is not None and way.wanted():
+            self._submit(way.admit, way)
+        else:
+            self._drop(way)
+
+    def _drop(self, way: Way) -> None:
+        way.path.close()
+        self._left(way)
+
+    def _left(self, way: Way) -> None:
+        self._give_back(way)
+        self.under_way -= 1
 
     def _submit(self, op: Op, way: Way | None) -> None:
         if not self._outbox:

@@ -12,7 +12,7 @@ from fencepost_dispatch.engine import Engine
 from fencepost_dispatch.execute import Threads
 from fencepost_dispatch.path import Paths
 from fencepost_dispatch.registry import Registry
-from fencepost_dispatch.settings import Settings, SettingsError
+from fencepost_dispatch.settings import Settings
 from fencepost_dispatch.tools import Tool
 from fencepost_ledger import Ledger, new_holder, require_current
 from fencepost_ledger.verdicts import Refused
@@ -23,7 +23,7 @@ from fencepost_schemas import Refused as NotCanonical
 def open_ledger(settings: Settings, holder: str, engine: Engine, **more: Any) -> Ledger:
     """The ledger of these settings, talking to this engine. Raises SettingsError without a DSN."""
     return Ledger(
-        ledger_dsn(settings),
+        settings.require_dsn(),
         holder=holder,
         lease_seconds=settings.lease_seconds,
         ttl_hours=settings.ttl_hours,
@@ -34,13 +34,6 @@ def open_ledger(settings: Settings, holder: str, engine: Engine, **more: Any) ->
         on_lapse=engine.lapse,
         **more,
     )
-
-
-def ledger_dsn(settings: Settings) -> str:
-    """The DSN in plain text, for a connection and nothing else. Raises SettingsError when it is not set."""
-    if settings.ledger_dsn is None:
-        raise SettingsError("FENCEPOST_LEDGER_DSN is not set: give the ledger's Postgres, postgresql://user@host/db")
-    return settings.ledger_dsn.get_secret_value()
 
 
 def delivered(dispatch: Dispatch) -> Delivery:
@@ -67,7 +60,7 @@ class Line:
         self._tools = tools if isinstance(tools, Registry) else _registry(tools, self._settings.strict)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(require_current, ledger_dsn(self._settings))
+        await asyncio.to_thread(require_current, self._settings.require_dsn())
         holder = new_holder()
         self._threads = Threads(self._settings.concurrency)
         self._engine = Engine(

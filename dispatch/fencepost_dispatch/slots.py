@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class Slots:
-    """`size` slots, handed out tenant by tenant in turn, and within a tenant in order. For one thread (the loop's)."""
+class Slots(Generic[T]):
+    """`size` slots, handed out tenant by tenant in turn, and within a tenant in order. For one thread (the loop's).
 
-    def __init__(self, size: int) -> None:
+    `granted` is called with each one whose turn it is, perhaps at once.
+    """
+
+    def __init__(self, size: int, granted: Callable[[T], None]) -> None:
         self._free = size
+        self._granted = granted
         self._paused = False
-        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._lines: OrderedDict[str, deque[T]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
         """How many stand in line."""
-        return sum(len(line) for line in self._waiting.values())
+        return sum(len(line) for line in self._lines.values())
 
-    def acquire(self, tenant: str, granted: Callable[[], None]) -> None:
-        """Call `granted` as soon as there is a slot for it, perhaps at once."""
-        self._waiting.setdefault(tenant, deque()).append(granted)
+    def acquire(self, tenant: str, who: T) -> None:
+        """Stand in the tenant's line."""
+        self._lines.setdefault(tenant, deque()).append(who)
         self._grant()
 
     def release(self) -> None:
@@ -34,11 +41,22 @@ class Slots:
         self._paused = paused
         self._grant()
 
+    def take_out(self, which: Callable[[T], bool]) -> list[T]:
+        """Those that stand in line and need no turn any more: they leave the line, and are returned."""
+        left: list[T] = []
+        for tenant in list(self._lines):
+            kept: deque[T] = deque()
+            for who in self._lines.pop(tenant):
+                (left if which(who) else kept).append(who)
+            if kept:
+                self._lines[tenant] = kept
+        return left
+
     def _grant(self) -> None:
-        while self._free and self._waiting and not self._paused:
-            tenant, line = self._waiting.popitem(last=False)
-            granted = line.popleft()
+        while self._free and self._lines and not self._paused:
+            tenant, line = self._lines.popitem(last=False)
+            who = line.popleft()
             if line:
-                self._waiting[tenant] = line  # to the back: the other tenants' turn
+                self._lines[tenant] = line  # to the back: the other tenants' turn
             self._free -= 1
-            granted()
+            self._granted(who)

@@ -1,0 +1,90 @@
+"""One record's way, from its bytes to its acknowledged answer: the straight line, with the ledger's part in `Paths`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from fencepost_dispatch.answers import Answer, Delivery, of_row
+from fencepost_dispatch.path import LedgerRefused, Lift, Paths
+from fencepost_ledger import CallRow, Source
+from fencepost_ledger.verdicts import Failed, Raise, Refused, Rejected, Settle
+from fencepost_schemas import Decoded, Dispatch, Fence, Outcome, OutcomeError, Poison
+from fencepost_worker.records import Record
+
+Event = Generator[Any, Any, Settle | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish an outcome and wait for all in-sync replicas → None, or the error of a record that is too large."""
+
+    outcome: Outcome
+    trace: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Publish the record to the dead-letter topic and wait, likewise."""
+
+    record: Record
+    code: str
+    message: str
+
+
+def event(record: Record, decoded: Decoded | Poison, paths: Paths) -> Event:
+    """A record's way: decode → admit → execute → finalize → publish; what it returns is settled, then the offset is."""
+    if isinstance(decoded, Poison):
+        yield Bury(record, decoded.code, decoded.message)
+        return None
+    if isinstance(decoded.event, Fence):
+        return (yield from _fence(record, decoded.event))
+    try:
+        answer = yield from paths.path(_delivery(record, decoded, decoded.event))
+    except LedgerRefused as error:
+        yield Bury(record, "ledger_refused", str(error))
+        return None
+    return (yield from published(answer, decoded.trace))
+
+
+def left(row: CallRow) -> Event:
+    """The way of an outcome that nobody published: a worker crashed, or a person ruled."""
+    return (yield from published(of_row(row), ()))
+
+
+def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
+    """Publish; an outcome over the broker's limit goes without its result, and says so."""
+    error: KafkaError | None = yield Publish(answer.outcome, trace)
+    if error is not None:
+        yield Publish(_without_result(answer.outcome), trace)
+    return answer.settle
+
+
+def _fence(record: Record, fence: Fence) -> Event:
+    answer: Rejected | Failed | None = yield Lift(Raise(fence.execution_id, fence.node_id, fence.generation))
+    match answer:
+        case None:
+            return None
+        case Rejected(code, message):
+            yield Bury(record, code, message)
+        case Failed(error):
+            yield Bury(record, "ledger_refused", f"{type(error).__name__}: {error}")
+    return None
+
+
+def _delivery(record: Record, decoded: Decoded, dispatch: Dispatch) -> Delivery:
+    refusal = decoded.refusal
+    refused = None if refusal is None else Refused(refusal.code, refusal.message)
+    source = Source(record.topic, record.partition, record.offset, record.timestamp)
+    return Delivery(dispatch, decoded.arguments_hash, refused, source, decoded.trace)
+
+
+def _without_result(outcome: Outcome) -> Outcome:
+    """What is left must fit: the result and the error's detail are what can be large."""
+    message = "the outcome is larger than its topic takes; `fencepost calls show` has the result"
+    error = outcome.error or OutcomeError(code="result_too_large", message=message)
+    small = error.model_copy(update={"detail": None, "message": error.message[:1000]})
+    return outcome.model_copy(update={"result": None, "error": small})
