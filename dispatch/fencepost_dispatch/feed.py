@@ -31,6 +31,7 @@ BATCH = 500
 POLL_SECONDS = 0.1
 REFRESH_SECONDS = 5.0  # how soon a partition that was added is noticed; it is read from its beginning
 CLOSE_SECONDS = 10.0
+FULL_SECONDS = 0.01  # between two looks at whether the readers have caught up
 PREFETCH_KBYTES = 16_384
 # A real broker answers a fetch as soon as there is something; the embedded one sleeps through all of this.
 FETCH_WAIT_MILLISECONDS = 100
@@ -96,7 +97,6 @@ class Feed(threading.Thread):
         self._stopping = threading.Event()
         self._taken: deque[Received] = deque()
         self._outstanding = 0
-        self._paused: set[int] = set()  # our own account: resuming what is not paused would repeat records
         self._ends: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # of the partitions we read; a partition that comes back has a new epoch
         self._refreshed = 0.0
@@ -154,10 +154,11 @@ class Feed(threading.Thread):
 
     def _properties(self) -> dict[str, Any]:
         return {
-            "group_id": f"fencepost-outcomes-{uuid.uuid4()}",  # librdkafka wants one; nothing is ever committed to it
+            "group_id": f"{self._settings.group_id}-outcomes-{uuid.uuid4()}",  # must be there; nothing is committed
             "enable_auto_commit": False,
             "auto_offset_reset": "earliest",
             "enable_partition_eof": not self._follow,
+            "max_poll_interval_ms": 86_400_000,  # no group, no rebalance: a slow reader may take its time
             "queued_max_messages_kbytes": PREFETCH_KBYTES,
             "fetch_wait_max_ms": FETCH_WAIT_MILLISECONDS,
         }
@@ -176,14 +177,15 @@ class Feed(threading.Thread):
         return [TopicPartition(self._topic, number, offset) for number in numbers]
 
     def _turn(self, consumer: Consumer) -> None:
+        self._settle(consumer)
+        self._look_for_new(consumer)
+        if self._held_back(consumer):
+            return
         # The first record is handed on as soon as it is there: `consume(n)` alone would wait for n of them.
         first = consumer.poll(POLL_SECONDS)
         messages = [] if first is None else [first, *consumer.consume(BATCH, 0)]
         for message in messages:
             self._receive(message)
-        self._settle(consumer)
-        self._regulate(consumer)
-        self._look_for_new(consumer)
 
     def _receive(self, message: Message) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
@@ -228,16 +230,12 @@ class Feed(threading.Thread):
     def _store(self, consumer: Consumer, offsets: list[TopicPartition]) -> None:
         """Without a group there is nothing to remember."""
 
-    def _regulate(self, consumer: Consumer) -> None:
-        if self._most is None:
-            return
-        if self._outstanding >= self._most:
-            fresh = self._epochs.keys() - self._paused
-            consumer.pause(self._at(fresh, OFFSET_END))
-            self._paused |= fresh
-        elif self._paused and self._outstanding <= self._most // 2:
-            consumer.resume(self._at(self._paused, OFFSET_END))
-            self._paused.clear()
+    def _held_back(self, consumer: Consumer) -> bool:  # noqa: ARG002
+        """True while the readers have enough: librdkafka goes on fetching, up to its own bound."""
+        if self._most is None or self._outstanding < self._most:
+            return False
+        self._stopping.wait(FULL_SECONDS)
+        return True
 
     def _look_for_new(self, consumer: Consumer) -> None:
         if not self._follow or time.monotonic() - self._refreshed < REFRESH_SECONDS:
@@ -259,6 +257,7 @@ class GroupFeed(Feed):
         super().__init__(settings, receive, most=most)
         self._group_id = group_id
         self._assignments = 0
+        self._paused: set[int] = set()  # our own account: resuming what is not paused would repeat records
 
     def _properties(self) -> dict[str, Any]:
         protocol = self._settings.group_protocol
@@ -299,3 +298,15 @@ class GroupFeed(Feed):
 
     def _look_for_new(self, consumer: Consumer) -> None:
         """The group notices new partitions by itself."""
+
+    def _held_back(self, consumer: Consumer) -> bool:
+        """Never: a member has to poll, so what it polls is paused instead."""
+        most = self._most or 0
+        if self._outstanding >= most:
+            fresh = self._epochs.keys() - self._paused
+            consumer.pause(self._at(fresh, OFFSET_END))
+            self._paused |= fresh
+        elif self._paused and self._outstanding <= most // 2:
+            consumer.resume(self._at(self._paused, OFFSET_END))
+            self._paused.clear()
+        return False

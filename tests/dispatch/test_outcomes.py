@@ -169,3 +169,16 @@ async def test_members_of_a_group_share_the_topic_and_miss_nothing(
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def test_a_member_that_lags_is_not_flooded(
+    settings: Settings, fake_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes_module, "AHEAD", 400)
+    total = 2000
+    fake_worker.publish(*(made(number, execution=f"e{number % 9}") for number in range(total)))
+    async with Outcomes(settings, group_id="sub", remember=total) as outcomes, asyncio.timeout(60):
+        for _ in range(total):
+            await anext(outcomes)
+            await asyncio.sleep(0)
+            assert outcomes._items.qsize() <= 400 + 500
