@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -32,6 +33,11 @@ from fencepost_worker.records import Health, Oldest, Record
 __all__ = ["Health", "Limits", "Oldest", "PollThread", "Protocol", "Record", "consumer_config"]
 
 log = logging.getLogger(__name__)
+
+Headers = list[tuple[str, bytes | None]] | None
+# With a header name that is not UTF-8, confluent-kafka answers with a null pointer in the list *and* an exception.
+# Called through C it becomes the exception; a call from Python's own hot code does not look, and the process crashes.
+_read_headers: Callable[[Message], Headers] = methodcaller("headers")
 
 TICK = 0.1  # seconds between stores, and the longest wait for a record: completions are noticed at least this often
 NAP = 0.005  # seconds between looks at the completions while the limits are reached
@@ -255,11 +261,10 @@ class PollThread(threading.Thread):
         kind, timestamp = message.timestamp()
         return Record(self._topic, partition, offset, epoch, key, value, headers, timestamp if kind else None, size)
 
-    def _headers(self, message: Message) -> list[tuple[str, bytes | None]] | None:
+    def _headers(self, message: Message) -> Headers:
         try:
-            return message.headers()  # type: ignore[return-value]  # the stub allows what only a producer may pass
+            return _read_headers(message)
         except (SystemError, UnicodeError):
-            # confluent-kafka cannot show a header whose name is not UTF-8; asked again it hands out a null pointer
             where = f"{self._topic}/{message.partition()}/{message.offset()}"
             log.warning("the headers of %s are not readable: a name is not UTF-8", where)
             return None

@@ -14,8 +14,9 @@ BATCH = 500  # records handed over at once, at most
 class Limits:
     """What may be in flight at once. Paused above a limit, resumed at `low` times the limit or below.
 
-    `records` and `size` (bytes) count over all partitions, beside librdkafka's own prefetch; `span` is the distance, in
-    offsets, between a partition's lowest unfinished record and its newest.
+    `records` and `size` (bytes) count over all partitions, beside librdkafka's own prefetch. Where records suddenly grow,
+    one batch may exceed `size` by as much as was prefetched. `span` is the distance, in offsets, between a partition's
+    lowest unfinished record and its newest.
     """
 
     records: int = 2_000
@@ -34,7 +35,7 @@ class Room:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._least = max(1, min(BATCH, limits.records // 8))  # fewer than this are not worth a turn
-        self._mean_size = 1_000.0
+        self._mean_size = limits.size / 8  # a slow start: nothing is known about the records yet
 
     def free(self, records: int, size: int) -> int:
         """How many records may be taken beside `records` of `size` bytes; 0 when it is too few for a turn."""
@@ -53,6 +54,6 @@ class Room:
         return span > self._limits.span * (self._limits.low if paused else 1.0)
 
     def learn(self, batch: Sequence[Record]) -> None:
-        """Expects the next records to be as large as these: up at once, down slowly."""
-        mean = sum(record.size for record in batch) / len(batch)
-        self._mean_size = max(mean, 0.8 * self._mean_size + 0.2 * mean)
+        """Expects the next records to be as large as these: up at once, down by halves."""
+        mean = max(1.0, sum(record.size for record in batch) / len(batch))
+        self._mean_size = max(mean, (self._mean_size + mean) / 2)
