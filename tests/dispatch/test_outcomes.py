@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
+from confluent_kafka import Message
 
+import fencepost_dispatch.feed as feed_module
 import fencepost_dispatch.outcomes as outcomes_module
 from fencepost_dispatch.kafka import MissingTopic
 from fencepost_dispatch.outcomes import Outcomes
@@ -182,3 +184,11 @@ async def test_a_member_that_lags_is_not_flooded(
             await anext(outcomes)
             await asyncio.sleep(0)
             assert outcomes._items.qsize() <= 400 + 500
+
+
+def test_a_header_name_that_is_no_text_harms_nobody() -> None:
+    class Unreadable:
+        def headers(self) -> None:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    assert feed_module._headers(cast("Message", Unreadable())) is None
