@@ -25,6 +25,8 @@ from fencepost_schemas import OutcomeError
 log = structlog.get_logger("fencepost.engine")
 
 CallKey = tuple[str, bytes]
+# A settled outcome waits at most this long, in seconds, for a transaction to ride along with.
+_SETTLE = 0.5
 # Seconds between two looks at another holder's run: the first soon, then no faster than is useful.
 _LOOKS = (0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -66,6 +68,7 @@ class Engine:
         ledger: makes the ledger with this engine's callbacks (`deliver`, `lost`, `lapse`), called in its threads.
         concurrency: calls that may execute at once. threads: where sync tools run.
         steps: what else paths may yield: a step's class → handler of (way, step), which ends in `resume`.
+        on_idle: called when no path is under way any more.
     """
 
     def __init__(
@@ -75,15 +78,18 @@ class Engine:
         concurrency: int,
         threads: Executor,
         steps: dict[type[Any], Callable[[Way, Any], None]] | None = None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = threads
+        self._on_idle = on_idle
         self.slots: Slots[Way] = Slots(concurrency, self._granted)
         self.under_way = 0
         self._tasks: dict[asyncio.Task[Ended], Run] = {}
         self._running: set[CallKey] = set()
         self._joined: dict[CallKey, list[Way]] = defaultdict(list)
         self._outbox: list[tuple[Op, Any]] = []
+        self._settled: list[tuple[Op, Any]] = []
         self._handlers: dict[type[Any], Callable[[Way, Any], None]] = {
             Look: self._look,
             Run: self._run,
@@ -121,11 +127,20 @@ class Engine:
 
     def settle(self, settled: Settle) -> None:
         """The broker has the outcome: rides along with the next ledger transaction, and nobody waits for it."""
-        self._submit(settled, None)
+        if not self._settled:
+            self._loop.call_later(_SETTLE, self.flush)
+        self._settled.append((settled, None))
+
+    def flush(self) -> None:
+        """Send what is settled without waiting for company."""
+        if self._settled:
+            self._send()
 
     def _ended(self, way: Way, value: Any, error: BaseException | None) -> None:
-        self._left(way)
+        self._give_back(way)
+        self.under_way -= 1
         way.on_end(value, error)
+        self._look_idle()
 
     # --- the ledger -----------------------------------------------------------------------------------------------
 
@@ -142,11 +157,13 @@ class Engine:
 
     def _drop(self, way: Way) -> None:
         way.path.close()
-        self._left(way)
-
-    def _left(self, way: Way) -> None:
         self._give_back(way)
         self.under_way -= 1
+        self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self.under_way:
+            self._on_idle()
 
     def _submit(self, op: Op, way: Way | None) -> None:
         if not self._outbox:
@@ -154,8 +171,10 @@ class Engine:
         self._outbox.append((op, way))
 
     def _send(self) -> None:
-        batch, self._outbox = self._outbox, []
-        self.ledger.submit(batch)
+        batch = self._settled + self._outbox
+        self._settled, self._outbox = [], []
+        if batch:
+            self.ledger.submit(batch)
 
     def deliver(self, answers: list[tuple[Way | None, Any]]) -> None:
         """From the ledger's thread: the answers of one transaction."""

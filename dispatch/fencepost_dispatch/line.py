@@ -80,7 +80,7 @@ class Line:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.sleep(0)  # what was settled in this turn of the loop is sent
+        self._engine.flush()
         await asyncio.to_thread(self._engine.ledger.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -36,10 +36,10 @@ class Lanes:
             self._lanes[lane] = deque()
             start()
 
-    def leave(self, lane: Hashable) -> None:
-        """The one whose turn it was is done: the next one's turn."""
+    def leave(self, lane: Hashable) -> Started | None:
+        """The one whose turn it was is done → what starts the next one, to be called from a fresh stack."""
         waiting = self._lanes[lane]
         if waiting:
-            waiting.popleft()()
-        else:
-            del self._lanes[lane]
+            return waiting.popleft()
+        del self._lanes[lane]
+        return None

@@ -69,6 +69,7 @@ class Worker:
             concurrency=settings.concurrency,
             threads=self._threads,
             steps={Publish: self._publish, Bury: self._bury},
+            on_idle=self._look_idle,
         )
         self._publisher = Publisher(
             settings.kafka_config(),
@@ -120,13 +121,16 @@ class Worker:
     def _wanted(self, record: Record, lane: Any) -> bool:
         """Asked right before a call may start: not while draining, and not for a partition that is somebody else's."""
         wanted = not self._stopping and self._poll.current(record)
-        if not wanted and lane is not None:
-            self._lanes.leave(lane)
+        if not wanted:
+            self._leave(lane)
         return wanted
 
+    def _leave(self, lane: Any) -> None:
+        if lane is not None and (start := self._lanes.leave(lane)) is not None:
+            self._loop.call_soon(start)
+
     def _ended(self, record: Record, lane: Any, settled: Settle | None, error: BaseException | None) -> None:
-        if lane is not None:
-            self._lanes.leave(lane)
+        self._leave(lane)
         if error is not None:
             log.error("a record could not be handled", **_where(record), exc_info=error)
             self._engine.launch(_buried(record, error), partial(self._ended, record, None))
@@ -165,7 +169,6 @@ class Worker:
             log.error("an outcome could not be published", exc_info=error)
         elif settled is not None:
             self._engine.settle(settled)
-        self._look_idle()
 
     # --- outcomes out -----------------------------------------------------------------------------------------------
 
@@ -209,6 +212,7 @@ class Worker:
             log.warning("drain cut short: what still runs is recorded as unknown", under_way=self._engine.under_way)
             self._engine.cancel_all()
             await self._drained(_CLOSE_SECONDS)
+        self._engine.flush()
         closed = await asyncio.to_thread(self._close)
         self._threads.shutdown(wait=False, cancel_futures=True)
         log.info("worker stopped", drained=drained, closed=closed)
