@@ -31,7 +31,11 @@ def arguments_hash(arguments: Mapping[str, Any]) -> bytes:
 def invocation_key(  # noqa: PLR0917 - an identity has as many parts as it has
     org_id: str, execution_id: str, node_id: str, call_index: int, tool: str, arguments_hash: bytes
 ) -> bytes:
-    """The idempotency key (32 bytes) of a call. Generation, event id and attempt are not in it: they may change."""
+    """The idempotency key (32 bytes) of a call. Generation, event id and attempt are not in it: they may change.
+
+    SHA-256 of the canonical ``["fencepost.call.v1", org_id, execution_id, node_id, call_index, tool, hash]``, the hash
+    of the arguments as 64 lower-case hex digits. `vectors/identities.json` has examples.
+    """
     parts = ["fencepost.call.v1", org_id, execution_id, node_id, call_index, tool, arguments_hash.hex()]
     return sha256(canonical(parts)).digest()
 

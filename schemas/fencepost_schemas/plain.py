@@ -14,7 +14,7 @@ from fencepost_schemas.canonical import read
 from fencepost_schemas.numerals import integer_text
 from fencepost_schemas.refused import Refused
 
-MAX_PLAIN_DEPTH: Final = 500
+MAX_PLAIN_DEPTH: Final = 200
 """What is written at any depth of the stack can be read back at any other."""
 
 _utf8 = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False).encode
@@ -63,10 +63,9 @@ def _exact(value: Any, depth: int) -> str:
         case dict() | list() | tuple() if depth == MAX_PLAIN_DEPTH:
             raise Refused("$", "nested too deep")
         case dict():
-            members = (f"{_ascii(_name(key))}:{_inside(_name(key), item, depth)}" for key, item in value.items())
-            return "{" + ",".join(members) + "}"
+            return _object(value, depth + 1)
         case list() | tuple():
-            return "[" + ",".join(_inside(index, item, depth) for index, item in enumerate(value)) + "]"
+            return _array(value, depth + 1)
         case int() if not isinstance(value, bool):
             return integer_text(int(value))
         case float() if value - value != 0:
@@ -77,12 +76,30 @@ def _exact(value: Any, depth: int) -> str:
         raise Refused("$", f"{type(value).__name__} is not JSON") from None
 
 
-def _inside(step: str | int, value: Any, depth: int) -> str:
+def _object(members: dict[Any, Any], depth: int) -> str:
+    parts = []
+    for key, member in members.items():
+        name = _name(key)
+        try:
+            parts.append(f"{_ascii(name)}:{_exact(member, depth)}")
+        except Refused as fault:
+            raise fault.inside(name) from None
+    return "{" + ",".join(parts) + "}"
+
+
+def _array(elements: list[Any] | tuple[Any, ...], depth: int) -> str:
+    parts: list[str] = []
     try:
-        return _exact(value, depth + 1)
+        for element in elements:
+            parts.append(_exact(element, depth))  # noqa: PERF401 - how far it came is the path
     except Refused as fault:
-        raise fault.inside(step) from None
+        raise fault.inside(len(parts)) from None
+    return "[" + ",".join(parts) + "]"
 
 
 def _name(key: Any) -> str:
-    return key if isinstance(key, str) else _ascii(key)
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, bool | int | float):
+        return _exact(key, 0)
+    raise Refused("$", f"a key is {type(key).__name__}, not a string")
