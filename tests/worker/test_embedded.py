@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,15 @@ def test_a_broker_that_is_stopped_answers_again_after_its_start() -> None:
         broker.start_node(1)
         assert producer.flush(20) == 0
         assert errors == [None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_brokers_thread_takes_no_signals() -> None:
+    with EmbeddedBroker():
+        threads = [path.parent for path in Path("/proc/self/task").glob("*/comm") if "mock" in path.read_text()]
+        blocked = [int(re.findall(r"SigBlk:\s+(\w+)", (one / "status").read_text())[0], 16) for one in threads]
+    assert blocked
+    assert all(mask & 1 << signal.SIGTERM - 1 for mask in blocked)
 
 
 def test_a_topic_is_made_once() -> None:

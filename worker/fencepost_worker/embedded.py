@@ -18,7 +18,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -313,7 +314,18 @@ class EmbeddedBroker:
             setting = (config, name.encode(), str(value).encode(), why, ctypes.c_size_t(len(why)))
             self._function("rd_kafka_conf_set", ctypes.c_int)(*setting)
         new = self._function("rd_kafka_new", ctypes.c_void_p)
-        client = new(self._PRODUCER, config, why, ctypes.c_size_t(len(why)))
+        with _signals_elsewhere():
+            client = new(self._PRODUCER, config, why, ctypes.c_size_t(len(why)))
         if not client:
             raise EmbeddedUnavailable(f"the embedded broker did not start: {why.value.decode(errors='replace')}")
         return ctypes.c_void_p(client)
+
+
+@contextmanager
+def _signals_elsewhere() -> Iterator[None]:
+    """Threads that start meanwhile take no signals: one that lands in the broker's own thread ends the broker."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
