@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from opentelemetry import propagate
-from pydantic import ValidationError
 
+from fencepost_dispatch.event import new_event
 from fencepost_dispatch.feed import Feed, Item, Received
-from fencepost_dispatch.sender import InvalidDispatch, Sender
+from fencepost_dispatch.sender import Sender
 from fencepost_dispatch.settings import Settings
 from fencepost_dispatch.waiting import Answer, Waiting
 from fencepost_schemas import Dispatch, Fence, Outcome, encode_dispatch
@@ -24,15 +22,6 @@ if TYPE_CHECKING:
     from fencepost_ledger import Desk
 
 T = TypeVar("T")
-
-
-def new_event_id() -> str:
-    """A UUIDv7 (RFC 9562 §5.7): ordered by its time in milliseconds, then random."""
-    milliseconds = time.time_ns() // 1_000_000
-    noise = int.from_bytes(os.urandom(10))
-    number = milliseconds << 80 | 0x7 << 76 | (noise >> 62 & 0xFFF) << 64 | 0b10 << 62 | noise & (1 << 62) - 1
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class Dispatched:
@@ -129,9 +118,7 @@ class Dispatcher:
 
     async def fence(self, execution_id: str, node_id: str, generation: int) -> str:
         """Raise the generation by an event instead: it holds once a worker has admitted it. Returns the event's id."""
-        event = _event(
-            Fence, event_id=new_event_id(), execution_id=execution_id, node_id=node_id, generation=generation
-        )
+        event = new_event(Fence, execution_id=execution_id, node_id=node_id, generation=generation)
         return (await self.send(event)).event_id
 
     async def dispatch(
@@ -157,9 +144,9 @@ class Dispatcher:
             Refused: the arguments are not canonical JSON (`fencepost_schemas.Refused`, with the path).
             NotAcknowledged: it may or may not have arrived; send it again with the same `event_id`.
         """
-        event = _event(
+        event = new_event(
             Dispatch,
-            event_id=event_id or new_event_id(),
+            event_id=event_id,
             execution_id=execution_id,
             node_id=node_id,
             call_index=call_index,
@@ -235,18 +222,6 @@ class _LazyDesk:
         with self._one_at_a_time:
             if self._desk is not None:
                 self._desk.close()
-
-
-_Event = TypeVar("_Event", Dispatch, Fence)
-
-
-def _event(kind: type[_Event], **fields: Any) -> _Event:
-    try:
-        return kind(**fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise InvalidDispatch(f"{place}: {first['msg']}") from None
 
 
 def _trace() -> list[tuple[str, bytes]]:

@@ -9,6 +9,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from fencepost_dispatch.event import InvalidDispatch
 from fencepost_dispatch.handover import Handover
 from fencepost_dispatch.kafka import CONNECT_SECONDS, KafkaUnavailable, Troubles, new_producer, partitions
 from fencepost_dispatch.settings import Settings
@@ -21,10 +22,6 @@ FULL_SECONDS = 0.01  # between two tries while librdkafka's queue is full
 _log = logging.getLogger("fencepost.dispatcher")
 
 Report = tuple[asyncio.Future[None], KafkaError | None]
-
-
-class InvalidDispatch(ValueError):
-    """The event breaks a rule of the contract; nothing was sent. The text is one line that names the field."""
 
 
 class NotAcknowledged(KafkaUnavailable):

@@ -14,9 +14,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import fencepost_dispatch.feed as feed_module
-from fencepost_dispatch.client import Dispatched, Dispatcher, new_event_id
+from fencepost_dispatch.client import Dispatched, Dispatcher
+from fencepost_dispatch.event import InvalidDispatch, new_event_id
 from fencepost_dispatch.kafka import KafkaUnavailable, MissingTopic
-from fencepost_dispatch.sender import InvalidDispatch
 from fencepost_dispatch.settings import Settings, SettingsError
 from fencepost_schemas import Dispatch, Fence, Outcome, Refused, Status, outcome_id
 

@@ -1,0 +1,63 @@
+"""`fencepost calls`: the operator's desk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fencepost_worker.commands import output
+from fencepost_worker.commands.options import Execution, Json, Org, options
+
+if TYPE_CHECKING:
+    from fencepost_ledger import Desk
+
+app = typer.Typer(no_args_is_help=True, help="The ledger's calls: what ran, what is running, what nobody knows.")
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The invocation key, or any unique prefix of it.")]
+Filter = Literal["executing", "completed", "failed", "indeterminate"]
+
+COLUMNS = {
+    "key": "invocation_key",
+    "state": "state",
+    "org": "org_id",
+    "execution": "execution_id",
+    "node": "node_id",
+    "index": "call_index",
+    "tool": "tool",
+    "attempt": "attempt",
+    "started": "started_at",
+}
+
+
+@app.command("list")
+def list_(  # noqa: PLR0917 - options, all given by name
+    context: typer.Context,
+    state: Annotated[Filter | None, typer.Option(help="Only calls in this state.")] = None,
+    execution: Execution = None,
+    org: Org = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    json: Json = False,
+) -> None:
+    """List calls, oldest first."""
+    from fencepost_ledger import State  # noqa: PLC0415
+
+    wanted = None if state is None else State(state)
+    with desk(context) as ledger:
+        rows = (call.as_json() for call in ledger.calls(wanted, execution, org, limit))
+        output.listing(rows, COLUMNS, json)
+
+
+@app.command("show")
+def show(context: typer.Context, key: Key, json: Json = False) -> None:
+    """Show everything that is known about one call."""
+    with desk(context) as ledger:
+        call = ledger.call(key).as_json()
+    (output.record if json else output.card)(call)
+
+
+def desk(context: typer.Context) -> Desk:
+    """The ledger's desk; a context manager."""
+    from fencepost_ledger import Desk  # noqa: PLC0415
+
+    return Desk(options(context).settings().require_dsn())
