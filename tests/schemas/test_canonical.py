@@ -7,7 +7,7 @@ import math
 import pickle
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -264,6 +264,11 @@ def test_bytes_that_are_not_utf8_are_refused_at_their_path(path: list[int | str]
     assert refusal(parse, text).path == written(path)
 
 
+@pytest.mark.parametrize("text", ['["a\ud800"]', '["\\ud83d\ude00"]', '{"\udfff": 1}'], ids=ascii)
+def test_a_surrogate_that_is_no_escape_is_refused_too(text: str) -> None:
+    assert refusal(parse, text).reason == "a lone surrogate"
+
+
 @pytest.mark.parametrize("token", ["1e400", "-1e400", "1" + "0" * 400 + ".0"])
 def test_a_number_beyond_doubles_is_refused(token: str) -> None:
     assert str(refusal(parse, f'{{"a":[{token}]}}')) == "$.a[0]: a number beyond the range of a double"
@@ -365,14 +370,23 @@ def test_near_the_end_of_the_stack_the_answer_is_the_same() -> None:
     assert str(deeper(sys.getrecursionlimit() // 2)) == str(refusal(parse, text))
 
 
-def test_the_interpreters_limit_of_digits_is_neither_needed_nor_changed() -> None:
+@pytest.fixture(params=[640, 4300, 0])
+def limit(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The interpreter's limit of digits: the lowest, the usual, none."""
     before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(request.param)
+    yield request.param
+    sys.set_int_max_str_digits(before)
+
+
+def test_the_interpreters_limit_of_digits_is_neither_needed_nor_changed(limit: int) -> None:
     digits = "9" * MAX_DIGITS
     assert canonical(parse(f"[{digits},-{digits}]")).decode() == f"[{digits},-{digits}]"
-    assert sys.get_int_max_str_digits() == before
+    assert sys.get_int_max_str_digits() == limit
 
 
-@pytest.mark.parametrize("length", [598, 599, 600, 601, 602, 640, 641, 4300, 4301])
+@pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize("length", [598, 599, 600, 601, 602, 640, 641, 642, 4300, 4301])
 def test_integers_at_the_limits_of_the_interpreter_are_exact(length: int) -> None:
     for digits in ("1" + "0" * (length - 1), "9" * length, "-" + "7" * length):
         assert canonical(parse(digits)).decode() == digits
