@@ -7,7 +7,7 @@ digits beyond Python's conversion limit and that NaN, Infinity and duplicate key
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fencepost_schemas.canonical import read
@@ -52,9 +52,22 @@ def _written(encode: Callable[[Any], str], value: Any) -> str:
         text = encode(value)
     except (ValueError, TypeError, RecursionError):
         text = _exact(value, 0)
-    if text.count("[") + text.count("{") > MAX_PLAIN_DEPTH:
-        _exact(value, 0)  # looks at the depth
+    if text.count("[") + text.count("{") > MAX_PLAIN_DEPTH and _is_deep(value):
+        _exact(value, 0)  # says where
     return text
+
+
+def _is_deep(value: Any) -> bool:
+    level = _containers([value])
+    for _ in range(MAX_PLAIN_DEPTH):
+        level = [
+            inner for outer in level for inner in _containers(outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list | tuple)]
 
 
 def _exact(value: Any, depth: int) -> str:
