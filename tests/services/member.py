@@ -14,7 +14,7 @@ from fencepost_worker.consumer import PollThread, Record
 class Member:
     """A poll thread with its records in a queue, its revocations and its death in events."""
 
-    def __init__(self, bootstrap: str, topic: str, group: str, **options: Any) -> None:
+    def __init__(self, bootstrap: str, topic: str, group: str, *, session: int = 6_000, **options: Any) -> None:
         self.records: queue.Queue[Record] = queue.Queue()
         self.revoked: list[list[int]] = []
         self.revoking = threading.Event()
@@ -25,7 +25,7 @@ class Member:
         settings = {"bootstrap.servers": bootstrap, "group.id": group, "log_level": 2, "auto.commit.interval.ms": 100}
         settings |= options.pop("settings", {})
         if options.get("protocol", "classic") == "classic":
-            settings = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 200} | settings
+            settings = {"session.timeout.ms": session, "heartbeat.interval.ms": 200} | settings
         options = {"drain_seconds": 5.0, "revoking": self._revoking, **options}
         self.thread = PollThread(settings, topic, self._deliver, self._fatal, **options)
 

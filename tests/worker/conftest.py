@@ -22,9 +22,10 @@ def group() -> str:
 def member(broker: Broker, group: str) -> Iterator[NewMember]:
     """Makes started members of the test's group; all are closed afterwards."""
     members: list[Member] = []
+    session = 6_000 if broker.real else 1_500  # the embedded group waits for this long (less a second) to rebalance
 
     def new(topic: str, *, start: bool = True, **options: Any) -> Member:
-        members.append(made := Member(broker.bootstrap, topic, options.pop("group", group), **options))
+        members.append(made := Member(broker.bootstrap, topic, group, session=session, **options))
         return made.start() if start else made
 
     yield new

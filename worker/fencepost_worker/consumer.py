@@ -27,7 +27,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from fencepost_worker.assignment import Assignment, Share
 from fencepost_worker.limits import Limits, Room
-from fencepost_worker.membership import AUTH_ERRORS, REBALANCING, Protocol, consumer_config
+from fencepost_worker.membership import AUTH_ERRORS, REBALANCING, Protocol, consumer_config, is_member
 from fencepost_worker.records import Health, Oldest, Record
 
 __all__ = ["Health", "Limits", "Oldest", "PollThread", "Protocol", "Record", "consumer_config"]
@@ -96,7 +96,7 @@ class PollThread(threading.Thread):
         self._auth_error: str | None = None
         self._error: str | None = None
         settings = consumer_config(config, protocol, drain_seconds)
-        settings |= {"error_cb": self._on_error, "on_commit": self._on_commit}
+        settings |= {"error_cb": self._on_error, "on_commit": self._on_commit, "stats_cb": self._on_statistics}
         self._consumer = Consumer(settings, logger=log)
 
     # From other threads
@@ -134,7 +134,9 @@ class PollThread(threading.Thread):
         return not self.is_alive()
 
     def wait_assigned(self, timeout: float | None = None) -> bool:
-        """Waits for the group's first assignment, an empty one included; `timeout` in seconds."""
+        """Waits for the group's first assignment, in seconds. An empty one counts: there may be more workers than
+        partitions (with the `consumer` protocol that takes some seconds to be noticed).
+        """
         return self._assigned.wait(timeout)
 
     def health(self) -> Health:
@@ -311,6 +313,10 @@ class PollThread(threading.Thread):
         self._pause_or_resume()
         self._auth_error = self._error = None
         self._assigned.set()
+
+    def _on_statistics(self, statistics: str) -> None:
+        if not self._assigned.is_set() and is_member(statistics):
+            self._assigned.set()
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = _numbers(partitions)

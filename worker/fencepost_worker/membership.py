@@ -1,7 +1,8 @@
-"""What it takes to be a member of the consumer group: the settings, and the errors that belong to it."""
+"""What it takes to be a member of the consumer group: the settings, what the client says of it, and its errors."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -67,7 +68,8 @@ def consumer_config(
     if protocol == "consumer":
         if wrong := [name for name in _CLASSIC_ONLY if name in config]:
             raise ValueError(f"{wrong[0]} belongs to the classic group protocol; with `consumer` the broker sets it")
-        return merged
+        # This protocol does not announce an empty assignment: the statistics say whether the group is there
+        return {"statistics.interval.ms": 2_000, **merged}
     if merged.setdefault("partition.assignment.strategy", "cooperative-sticky") != "cooperative-sticky":
         raise ValueError("partition.assignment.strategy must be cooperative-sticky")
     return merged
@@ -77,3 +79,9 @@ def _refuse_changes(config: Mapping[str, Any]) -> None:
     for name, value in _OWN.items():
         if str(config.get(name, value)).lower() != str(value).lower():
             raise ValueError(f"{name} must stay {str(value).lower()}")
+
+
+def is_member(statistics: str) -> bool:
+    """Whether librdkafka's statistics (JSON) show a group that has had time to hand out partitions, ours or not."""
+    group = json.loads(statistics).get("cgrp", {})
+    return bool(group.get("state") == "up" and group.get("stateage", 0) >= 3_000)  # milliseconds
