@@ -1,4 +1,4 @@
-"""What the steps of an admission share: who asks (`House`), one event on its way (`Case`), one batch in one statement."""
+"""What the steps of an admission share: who asks (`House`), an event on its way (`Case`), a batch in one statement."""
 
 from __future__ import annotations
 

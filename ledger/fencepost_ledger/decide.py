@@ -65,18 +65,20 @@ def _executing(row: CallRow, policy: Policy, holder: str, running: bool, probe: 
         return Rearm()
     if policy.probed:
         # "Absent" while the old holder still runs is how two rivals run a call twice: hence the grace.
-        return _probed(row, probe) if row.grace_over else Waiting()
+        return _probed(row, policy, probe) if row.grace_over else Waiting()
     return GiveUp()
 
 
-def _probed(row: CallRow, probe: Probe | None) -> Decision:
+def _probed(row: CallRow, policy: Policy, probe: Probe | None) -> Decision:
     if probe is None or probe.revision != row.revision:
         return Ask(row)
     match probe.answer:
         case "found":
             return Found(probe.result)
-        case "not_done":
+        case "not_done" if _attempts_left(row, policy):
             return Rearm()
+        case "not_done":
+            return GiveUp()  # it takes its worker along each time: for a person to look at
         case "unknown":
             return GiveUp()
 

@@ -49,7 +49,7 @@ def turn(item: Admit, key: bytes, rows: Iterable[CallRow], on_divergence: OnDive
     for row in older:
         if row.claimed_by == key and row.claimed_generation == item.generation:
             return Claim(row, adopted=row.call_index == item.call_index)
-    if any(_taken(item, row) for row in rows):
+    if any(_taken(item, row) for row in rows if row.claimed_by != key):
         return Rejected("position_reused", "another call of this generation has this position")
     free = [row for row in older if (row.claimed_generation or 0) < item.generation]
     for row in free:
@@ -60,11 +60,11 @@ def turn(item: Admit, key: bytes, rows: Iterable[CallRow], on_divergence: OnDive
 
 
 def _own(item: Admit, row: CallRow) -> Turn:
-    other = row.claimed_by is not None and row.claimed_by != row.key
-    if other and row.claimed_generation == item.generation:
-        return Diverged(row)
-    older = row.generation < item.generation and row.state in _ACTED
-    return Own(row) if older and row.claimed_generation != item.generation else New()
+    if row.generation >= item.generation or row.state not in _ACTED:
+        return New()
+    if row.claimed_generation != item.generation:
+        return Own(row)
+    return New() if row.claimed_by == row.key else Diverged(row)
 
 
 def _taken(item: Admit, row: CallRow) -> bool:

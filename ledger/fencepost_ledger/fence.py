@@ -1,4 +1,4 @@
-"""The trusted rows and the fence (protocol §5, steps 1 and 2): whose execution it is, and which generation may start."""
+"""The trusted rows and the fence (protocol §5, steps 1, 2): whose execution it is, and which generation may start."""
 
 from __future__ import annotations
 
