@@ -52,16 +52,24 @@ class Answer:
 
 
 def executed(
-    delivery: Delivery, admitted: Admitted, start: Start, *, ended: Ended, end: Finalized, worker: str
+    delivery: Delivery,
+    admitted: Admitted,
+    start: Start,
+    *,
+    ended: Ended,
+    end: Finalized,
+    max_attempts: int,
+    worker: str,
 ) -> Answer:
     """This delivery ran the tool, and its end is what the ledger records (or, read-only, nothing was to record)."""
     status = _STATUS[State(ended.state)]
+    attempts_left = start.term is None or start.attempt < max_attempts
     outcome = _outcome(
         delivery,
         admitted,
         status,
         executed=True,
-        retryable=ended.retryable,
+        retryable=ended.retryable and attempts_left,
         attempt=start.attempt,
         result=None if ended.result is None else loads(ended.result),
         error=ended.error,

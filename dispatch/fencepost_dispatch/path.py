@@ -143,7 +143,15 @@ class Paths:
                     ended = self._bounded((yield self._run(delivery, plan, admitted, start)))
                     end = yield from self._recorded(start.term, ended)
                     if end.mine:
-                        return answers.executed(delivery, admitted, start, ended=ended, end=end, worker=self._worker)
+                        return answers.executed(
+                            delivery,
+                            admitted,
+                            start,
+                            ended=ended,
+                            end=end,
+                            max_attempts=admit.policy.max_attempts,
+                            worker=self._worker,
+                        )
                     # The attempt was lost: the ledger knows better than this worker.
                 case Join():
                     yield Joined(admit.execution_id, admitted.key)

@@ -88,6 +88,7 @@ class PollThread(threading.Thread):
         self._full_since: float | None = None
         self._taking = True
         self._stopping = False
+        self._storing = True
         self._assigned = threading.Event()
         self._turned = time.monotonic()
         self._tick_at = 0.0
@@ -168,7 +169,10 @@ class PollThread(threading.Thread):
             self._store(self._assignment.shares())
             self._consumer.close()  # commits what is stored
         except BaseException as reason:  # noqa: BLE001 - whatever it is, the process has to end with it
+            self._storing = False  # what `consume` has counted may never have been handed over
             self._on_fatal(reason)
+            self._stopping = True
+            self._consumer.close()  # so that the group need not wait for us
 
     def _turn(self) -> None:
         self._turned = now = time.monotonic()
@@ -284,7 +288,7 @@ class PollThread(threading.Thread):
             if mark is not None and mark != share.stored:
                 share.stored = mark
                 fresh.append(TopicPartition(self._topic, share.partition, mark))
-        if fresh:
+        if fresh and self._storing:
             self._store_offsets(fresh)
 
     def _store_offsets(self, fresh: list[TopicPartition]) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError
-
 from fencepost_dispatch.answers import Answer, Delivery, of_row
 from fencepost_dispatch.path import LedgerRefused, Lift, Paths
 from fencepost_ledger import CallRow, Source
@@ -57,7 +55,7 @@ def left(row: CallRow) -> Event:
 
 def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
     """Publish; an outcome over the broker's limit goes without its result, and says so."""
-    error: KafkaError | None = yield Publish(answer.outcome, trace)
+    error = yield Publish(answer.outcome, trace)
     if error is not None:
         yield Publish(_without_result(answer.outcome), trace)
     return answer.settle

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from confluent_kafka import KafkaError
 
 from fencepost_dispatch.engine import Engine, Way
 from fencepost_dispatch.execute import Threads
@@ -18,7 +17,7 @@ from fencepost_dispatch.line import open_ledger
 from fencepost_dispatch.path import Paths
 from fencepost_dispatch.registry import Registry
 from fencepost_dispatch.settings import Settings
-from fencepost_ledger import CallRow, new_holder, require_current
+from fencepost_ledger import CallRow, Ledger, new_holder, require_current
 from fencepost_ledger.verdicts import Settle
 from fencepost_schemas import Decoded, Poison, decode, encode_outcome
 from fencepost_worker.consumer import PollThread
@@ -59,33 +58,35 @@ class Worker:
             inline_result_bytes=settings.inline_result_bytes,
         )
         self._engine = Engine(
-            lambda engine: open_ledger(
-                settings,
-                self.holder,
-                engine,
-                on_health=self._ledger_health,
-                publish=self._from_thread(self._take_left),
-            ),
+            self._open_ledger,
             concurrency=settings.concurrency,
             threads=self._threads,
             steps={Publish: self._publish, Bury: self._bury},
             on_idle=self._look_idle,
         )
+        kafka = settings.kafka_config()
         self._publisher = Publisher(
-            settings.kafka_config(),
+            kafka,
             self._from_thread(self._published),
             self._from_thread(self._fatal),
-            limits=record_limits(settings.kafka_config(), settings),
+            limits=record_limits(kafka, settings),
         )
-        self._poll = PollThread(
-            settings.kafka_config() | _membership(settings),
-            settings.dispatch_topic,
+        self._poll = self._open_consumer(kafka)
+
+    def _open_ledger(self, engine: Engine) -> Ledger:
+        left_over = self._from_thread(self._take_left)
+        return open_ledger(self._settings, self.holder, engine, on_health=self._ledger_health, publish=left_over)
+
+    def _open_consumer(self, kafka: dict[str, Any]) -> PollThread:
+        return PollThread(
+            kafka | _membership(self._settings),
+            self._settings.dispatch_topic,
             self._from_thread(self._take),
             self._from_thread(self._fatal),
             revoking=self._from_thread(self._revoking),
-            drain_seconds=settings.drain_seconds,
-            limits=Limits(records=max(2_000, 4 * settings.concurrency)),
-            protocol=settings.group_protocol,
+            drain_seconds=self._settings.drain_seconds,
+            limits=Limits(records=max(2_000, 4 * self._settings.concurrency)),
+            protocol=self._settings.group_protocol,
         )
 
     async def run(self) -> int:
@@ -181,7 +182,7 @@ class Worker:
         letter = dead_letter(step.record, step.code, step.message, self.holder)
         self._publisher.publish(letter, self._settings.dead_letter_topic, way)
 
-    def _published(self, results: list[tuple[Way, KafkaError | None]]) -> None:
+    def _published(self, results: list[tuple[Way, Any]]) -> None:
         for way, error in results:
             self._engine.resume(way, error)
 
@@ -192,13 +193,14 @@ class Worker:
             log.warning("second signal: leaving at once", signal=name)
             os._exit(SECOND_SIGNAL)
         log.info("draining", signal=name, under_way=self._engine.under_way)
-        self._stop(0)
+        self.stop()
 
     def _fatal(self, reason: BaseException) -> None:
         log.error("worker cannot go on", reason=f"{type(reason).__name__}: {reason}")
-        self._stop(1)
+        self.stop(1)
 
-    def _stop(self, code: int) -> None:
+    def stop(self, code: int = 0) -> None:
+        """Begin the orderly end; `run` returns `code`, or another one when work was left behind."""
         self._stopping = True
         if not self._ending.done():
             self._ending.set_result(code)
