@@ -2,7 +2,7 @@
 
 **Promise.** A protected call is started at most once, whatever is redelivered, re-dispatched, killed or paused,
 unless the tool said that it did not act, its probe said so, or a person released the call. Once a generation is raised,
-no call of an older one starts. An outcome that nobody can know is recorded as such, refused, and never silently retried.
+no call of an older one starts. An outcome that nobody can know is recorded, refused, and never silently retried.
 
 **States** (`State`; each one's arrows stand beside it in `calls.py`)::
 

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fencepost_ledger import statements as sql
@@ -25,6 +25,7 @@ from fencepost_ledger.verdicts import (
     Ask,
     Diverged,
     Expired,
+    Policy,
     Rejected,
     Replay,
     Start,
@@ -96,10 +97,16 @@ def _barred(item: Admit, closed: bool, now: datetime, ttl: timedelta) -> Expired
         return Rejected("unknown_execution", f"execution {item.execution_id!r} is closed")
     if item.deadline is not None and item.deadline < now:
         return Expired("deadline_passed", f"its deadline {item.deadline.isoformat()} is over")
-    produced = item.source.timestamp if item.source else None
-    if produced is not None and produced / 1000 < (now - ttl).timestamp():
+    produced = _produced(item, now)
+    if produced is not None and now - produced > ttl:
         return Expired("beyond_memory", "it is older than the ledger remembers, so nobody can say whether it ran")
     return None
+
+
+def _produced(item: Admit, now: datetime) -> datetime | None:
+    """When the event was written, by its record's word; never in the future."""
+    stamp = item.source.timestamp if item.source else None
+    return None if stamp is None else datetime.fromtimestamp(min(max(stamp, 0) / 1000, now.timestamp()), UTC)
 
 
 # --- 3. inbox: the same id with other content is refused ----------------------------------------------------------
@@ -171,8 +178,21 @@ def _find(cur: Rows, cases: list[Case], house: House, holding: Holding, now: dat
         return
     items = [{"e": e, "k": key.hex()} for e, key in {case.id for case in cases}]
     found = {(row.execution_id, row.key): row for row in select(cur, sql.FIND, items, house)}
-    _decide_all(cur, [(case, found[case.id]) for case in cases if case.id in found], house, holding, now)
+    pairs = [(case, found[case.id]) for case in cases if case.id in found]
+    _remember(cur, pairs, house, now)
+    _decide_all(cur, pairs, house, holding, now)
     _missing(cur, [case for case in cases if case.id not in found], house)
+
+
+def _remember(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, now: datetime) -> None:
+    """A call is remembered for as long as any event that asked for it may be delivered again."""
+    until: dict[Key, datetime] = {}
+    for case, row in pairs:
+        produced = _produced(case.item, now)
+        if produced is not None and produced + house.ttl > until.get(case.id, row.expires_at):
+            until[case.id] = produced + house.ttl
+    if until:
+        run(cur, sql.REMEMBER, [{"e": e, "k": k.hex(), "u": u.isoformat()} for (e, k), u in sorted(until.items())])
 
 
 def _missing(cur: Rows, cases: list[Case], house: House) -> None:
@@ -202,6 +222,7 @@ def _positions(cur: Rows, cases: list[Case], house: House) -> dict[Case, CallRow
 def _decide_all(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: Holding, now: datetime) -> None:
     again: list[tuple[Case, CallRow]] = []
     lost: list[tuple[Case, CallRow]] = []
+    mine: list[tuple[Case, CallRow]] = []
     for case, row in pairs:
         match _decide(case, row, house, holding):
             case Rearm():
@@ -211,26 +232,28 @@ def _decide_all(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, hold
             case Found(result):
                 _found(cur, case, row, result)
             case Resume():
-                _start(case, row.term, row.started_at, holding)
+                mine.append((case, row))
             case verdict:
                 case.verdict = verdict
     _rearm(cur, again, house, holding, now)
+    _resume(cur, mine, house, holding)
     _lose(cur, lost)
 
 
 def _decide(case: Case, row: CallRow, house: House, holding: Holding) -> Decision | Expired | Rejected:
+    same = (row.tool, row.arguments_hash) == (case.item.tool, case.item.arguments_hash)
     decision = decide(
         row,
-        case.item.policy,
+        case.item.policy if same else Policy(),  # of another call it is not known what may be done with a lost attempt
         holder=house.holder,
         running=(row.execution_id, row.key) in holding,
         probe=case.item.probe,
     )
     if case.item.refused is not None and row.state is State.executing:
         return Waiting()  # this worker does not know the tool, so it cannot say what may be done with a lost attempt
-    if not isinstance(decision, Rearm) or (case.barred is None and row.key == case.key):
+    if not isinstance(decision, Rearm | Resume) or (case.barred is None and row.key == case.key):
         return decision
-    # It must not start again (barred, or it only answers for another position): say what is known of it.
+    # It must not start (barred, or it only answers for another position): say what is known of it.
     match row.state:
         case State.executing:
             return GiveUp()
@@ -245,9 +268,11 @@ def _rearm(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: 
     taken = _positions(cur, moved, house)
     for case in taken:
         case.verdict = Rejected("position_reused", f"{taken[case].tool} of this generation has this position")
-    free = {case.id: (case, row) for case, row in reversed(pairs) if case.verdict is None}
+    # Of several that want one position the first in the batch; the others look again.
+    free = {(*case.node, case.item.call_index): (case, row) for case, row in reversed(pairs) if case.verdict is None}
     if not free:
         return
+    first = {case.id: case for case, _ in free.values()}
     items = [
         {
             "e": row.execution_id,
@@ -258,9 +283,20 @@ def _rearm(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: 
         }
         for case, row in free.values()
     ]
-    for execution_id, key, attempt in run(cur, sql.REARM, items, holder=house.holder, lease=house.lease, now=now):
-        case, _ = free[execution_id, bytes(key)]
-        _start(case, Term(execution_id, bytes(key), attempt), now, holding)
+    params = {"holder": house.holder, "lease": house.lease, "ttl": house.ttl, "now": now}
+    for execution_id, key, attempt in run(cur, sql.REARM, items, **params):
+        _start(first[execution_id, bytes(key)], Term(execution_id, bytes(key), attempt), now, holding)
+
+
+def _resume(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: Holding) -> None:
+    """Start what is ours with its lease made new: nobody else may take it for lost from here on, or has taken it."""
+    free = {case.id: (case, row) for case, row in reversed(pairs)}
+    if not free:
+        return
+    items = [{"e": e, "k": key.hex(), "a": row.attempt} for (e, key), (_, row) in free.items()]
+    for execution_id, key in run(cur, sql.RENEW, items, holder=house.holder, lease=house.lease):
+        case, row = free[execution_id, bytes(key)]
+        _start(case, row.term, row.started_at, holding)
 
 
 def _found(cur: Rows, case: Case, row: CallRow, result: str | None) -> None:
@@ -306,20 +342,22 @@ def _diverge(cur: Rows, cases: list[Case], house: House) -> None:
 def _turn(cur: Rows, case: Case, rows: list[CallRow], house: House) -> None:
     match turn(case.item, case.key, rows, case.on_divergence):
         case Own(row):
-            if not _claimed(cur, case, row, rows):
+            if not _claimed(cur, case, row, rows, house):
                 case.verdict = Waiting()
         case Claim(row, adopted):
-            case.verdict = _from_older(cur, case, row, house, adopted) if _claimed(cur, case, row, rows) else Waiting()
+            case.verdict = (
+                _from_older(cur, case, row, house, adopted) if _claimed(cur, case, row, rows, house) else Waiting()
+            )
         case New():
             pass
         case Diverged() | Rejected() as verdict:
             case.verdict = verdict
 
 
-def _claimed(cur: Rows, case: Case, row: CallRow, rows: list[CallRow]) -> bool:
+def _claimed(cur: Rows, case: Case, row: CallRow, rows: list[CallRow], house: House) -> bool:
     item = case.item
     claim = {"e": row.execution_id, "k": row.key.hex(), "b": case.key.hex(), "g": item.generation, "x": item.call_index}
-    if run(cur, sql.CLAIM, [claim]).rowcount == 0:
+    if run(cur, sql.CLAIM, [claim], ttl=house.ttl).rowcount == 0:
         return False
     # The next case of this batch must see the claim too.
     rows[rows.index(row)] = replace(

@@ -38,7 +38,7 @@ class Holding:
     def __init__(self) -> None:
         self._running: dict[Key, int] = {}
         self._granted: dict[Key, int] = {}
-        self._ended: list[Key] = []
+        self._ended: list[Term] = []
 
     def __contains__(self, key: Key) -> bool:
         return key in self._running or key in self._granted
@@ -47,11 +47,13 @@ class Holding:
         self._granted[term.execution_id, term.key] = term.attempt
 
     def end(self, term: Term) -> None:
-        self._ended.append((term.execution_id, term.key))
+        self._ended.append(term)
 
     def keep(self) -> None:
-        for key in self._ended:
-            self._running.pop(key, None)
+        for term in self._ended:
+            key = term.execution_id, term.key
+            if self._running.get(key) == term.attempt:  # a lost attempt ends beside a later one of the same call
+                del self._running[key]
         self._running.update(self._granted)
         self.drop()
 

@@ -16,20 +16,12 @@ _DEFAULTS: dict[str, str | int] = {
     "tcp_user_timeout": 30_000,
 }
 
-# The database asks for patience: another try of the same transaction may succeed.
-_CONFLICT = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable)
-# The server is there but cannot serve now (restart, failover to a standby, full disk, out of memory): wait for it.
-_UNAVAILABLE = (
-    errors.AdminShutdown,
-    errors.CrashShutdown,
-    errors.CannotConnectNow,
-    errors.TooManyConnections,
-    errors.ReadOnlySqlTransaction,
-    errors.InsufficientResources,
-    errors.SystemError,
-    errors.IdleInTransactionSessionTimeout,
-    errors.QueryCanceled,
-)
+# The database asks for patience: another try of the same transaction may succeed. A unique violation: somebody took
+# the position between our look and our write, and the next look sees them.
+_CONFLICT = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable, errors.UniqueViolation)
+# SQLSTATEs of a server that is there and cannot serve us now (restart, failover to a standby, full disk, rights not yet
+# granted), by class and by code (Postgres docs, appendix A). Class 54, a program's limit, is the item's own fault.
+_UNAVAILABLE = ("08", "53", "57", "58", "25006", "25P03", "42501")
 
 
 class LedgerUnavailable(Exception):
@@ -74,9 +66,11 @@ def is_conflict(error: Exception) -> bool:
 
 def is_unavailable(error: Exception) -> bool:
     """The server or the way to it is gone for now: reconnect, and run the same transaction again."""
-    if isinstance(error, LedgerUnavailable | _UNAVAILABLE):
-        return True
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not is_conflict(error)
+    if not isinstance(error, psycopg.Error):
+        return isinstance(error, LedgerUnavailable)
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(_UNAVAILABLE)
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)  # libpq's own: the connection is gone
 
 
 def is_not_migrated(error: Exception) -> bool:

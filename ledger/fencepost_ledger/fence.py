@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from fencepost_ledger import statements as sql
@@ -34,16 +34,20 @@ def fence(cur: Rows, cases: list[Case]) -> None:
 def _generations(cur: Rows, wanted: dict[Node, int]) -> dict[Node, int]:
     """Each node's generation, at least the wanted one, locked until the commit."""
     current = _lock(cur, wanted)
-    lower = {node: generation for node, generation in wanted.items() if current.get(node, 0) < generation}
-    if lower:
-        current.update(_raise(cur, lower))
-        # Somebody raised it further meanwhile: their commit is visible to a new statement.
-        current.update(_lock(cur, [node for node in lower if current.get(node, 0) < wanted[node]]))
+    if lower := _others(wanted, current):
+        current |= _raise(cur, lower)
+        # Somebody raised it meanwhile: their commit is visible to a new statement.
+        current |= _lock(cur, _others(lower, current))
     return current
 
 
-def _lock(cur: Rows, nodes: Iterable[Node]) -> dict[Node, int]:
-    items = [{"e": e, "n": n} for e, n in nodes]
+def _others(wanted: dict[Node, int], known: Container[Node]) -> dict[Node, int]:
+    return {node: generation for node, generation in wanted.items() if node not in known}
+
+
+def _lock(cur: Rows, wanted: dict[Node, int]) -> dict[Node, int]:
+    """Share the rows that are at the wanted generation or above → their generations."""
+    items = [{"e": e, "n": n, "g": g} for (e, n), g in wanted.items()]
     if not items:
         return {}
     return {(e, n): g for e, n, g in run(cur, sql.LOCK_GENERATIONS, items)}

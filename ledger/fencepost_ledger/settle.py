@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fencepost_ledger import statements as sql
-from fencepost_ledger.calls import CallRow, State
+from fencepost_ledger.calls import CallRow, State, Term
 from fencepost_ledger.case import Holding, House, Key, Rows, run, select
 from fencepost_ledger.verdicts import Finalize, Finalized, Settle
 
@@ -21,12 +21,12 @@ def finalize(cur: Rows, ends: Sequence[Finalize], house: House, holding: Holding
     """
     common = [e for e in ends if e.state is not State.indeterminate]
     recorded = _write(cur, sql.FINALIZE, common, house)
-    rest = [e for e in ends if _key(e) not in recorded]
+    rest = [e for e in ends if e.term not in recorded]
     recorded |= _write(cur, sql.FINALIZE_RARE, rest, house)
-    recorded |= _unheard(cur, [e for e in rest if _key(e) not in recorded], house)
+    recorded |= _unheard(cur, [e for e in rest if e.term not in recorded], house)
     for end in ends:
         holding.end(end.term)
-    return [recorded.get(_key(end), LOST) for end in ends]
+    return [recorded.get(end.term, LOST) for end in ends]
 
 
 def settle(cur: Rows, settled: Sequence[Settle]) -> None:
@@ -39,15 +39,15 @@ def settle(cur: Rows, settled: Sequence[Settle]) -> None:
         run(cur, sql.ACKNOWLEDGE, undecided)
 
 
-def _write(cur: Rows, statement: str, ends: Iterable[Finalize], house: House) -> dict[Key, Finalized]:
+def _write(cur: Rows, statement: str, ends: Iterable[Finalize], house: House) -> dict[Term, Finalized]:
     items = [_ended(end) for end in sorted(ends, key=_key)]
     if not items:
         return {}
     rows = run(cur, statement, items, holder=house.holder)
-    return {(e, bytes(k)): Finalized(True, revision, finished_at) for e, k, revision, finished_at in rows}
+    return {Term(e, bytes(k), a): Finalized(True, revision, finished_at) for e, k, a, revision, finished_at in rows}
 
 
-def _unheard(cur: Rows, ends: list[Finalize], house: House) -> dict[Key, Finalized]:
+def _unheard(cur: Rows, ends: list[Finalize], house: House) -> dict[Term, Finalized]:
     """Our own end, recorded by a commit whose answer was lost with the connection, is no lost attempt."""
     if not ends:
         return {}
@@ -55,13 +55,14 @@ def _unheard(cur: Rows, ends: list[Finalize], house: House) -> dict[Key, Finaliz
     rows = {(row.execution_id, row.key): row for row in select(cur, sql.FIND, items, house)}
     pairs = ((end, rows.get(_key(end))) for end in ends)
     return {
-        _key(end): Finalized(True, row.revision, row.finished_at) for end, row in pairs if row and _is(end, row, house)
+        end.term: Finalized(True, row.revision, row.finished_at) for end, row in pairs if row and _is(end, row, house)
     }
 
 
 def _is(end: Finalize, row: CallRow, house: House) -> bool:
-    same = (row.attempt, row.holder, row.state) == (end.term.attempt, house.holder, end.state)
-    return same and row.decided_by is None
+    mine = (row.attempt, row.holder) == (end.term.attempt, house.holder) and row.decided_by is None
+    # Somebody who gave it up leaves the holder and an error of their own.
+    return mine and (row.state, row.error) == (end.state, end.error)
 
 
 def _key(end: Finalize) -> Key:

@@ -26,11 +26,12 @@ LEFT JOIN fencepost.executions x ON x.execution_id = i.e
 """
 
 # A share lock until commit: a raise waits for the reservations that did not see it, and they for it (Postgres docs,
-# "Row-level locks"). Rows come out, and are locked, in the order of the nodes.
+# "Row-level locks"). Rows come out, and are locked, in the order of the nodes; those that are to be raised are left
+# out, since two workers that share a row and then both raise it wait for each other.
 LOCK_GENERATIONS = """
 SELECT g.execution_id, g.node_id, g.generation
-FROM json_to_recordset(%(items)s::json) AS i(e text, n text)
-JOIN fencepost.generations g ON g.execution_id = i.e AND g.node_id = i.n
+FROM json_to_recordset(%(items)s::json) AS i(e text, n text, g bigint)
+JOIN fencepost.generations g ON g.execution_id = i.e AND g.node_id = i.n AND g.generation >= i.g
 ORDER BY g.execution_id, g.node_id
 FOR SHARE OF g
 """
@@ -79,6 +80,13 @@ FROM json_to_recordset(%(items)s::json) AS i(e text, k text)
 JOIN fencepost.calls c ON {_BY_KEY}
 """
 
+# An event that is younger than the call it asks for can be delivered again for longer than the call is remembered.
+REMEMBER = f"""
+UPDATE fencepost.calls c SET expires_at = i.u
+FROM json_to_recordset(%(items)s::json) AS i(e text, k text, u timestamptz)
+WHERE {_BY_KEY} AND c.expires_at < i.u
+"""
+
 FIND_POSITION = f"""
 SELECT {_ROW}, {_LEASE}
 FROM json_to_recordset(%(items)s::json) AS i(e text, n text, x integer, g bigint)
@@ -94,7 +102,8 @@ ORDER BY c.call_index
 """
 
 CLAIM = f"""
-UPDATE fencepost.calls c SET claimed_by = decode(i.b, 'hex'), claimed_generation = i.g, claimed_index = i.x
+UPDATE fencepost.calls c SET claimed_by = decode(i.b, 'hex'), claimed_generation = i.g, claimed_index = i.x,
+    expires_at = greatest(c.expires_at, clock_timestamp() + %(ttl)s)
 FROM json_to_recordset(%(items)s::json) AS i(e text, k text, b text, g bigint, x integer)
 WHERE {_BY_KEY} AND (c.claimed_generation IS NULL OR c.claimed_generation < i.g
     OR (c.claimed_generation = i.g AND c.claimed_by = decode(i.b, 'hex')))
@@ -109,7 +118,8 @@ REARM = f"""
 WITH changed AS (
     UPDATE fencepost.calls c SET attempt = c.attempt + 1, state = 'executing', generation = i.g, holder = %(holder)s,
         lease_until = clock_timestamp() + %(lease)s, event_id = i.v, tool_call_id = i.c, metadata = i.m,
-        started_at = %(now)s, finished_at = NULL, result = NULL, result_ref = NULL, error = NULL, retryable = false,
+        started_at = %(now)s, expires_at = greatest(c.expires_at, %(now)s + %(ttl)s),
+        finished_at = NULL, result = NULL, result_ref = NULL, error = NULL, retryable = false,
         decided_by = NULL, decided_reason = NULL, decided_evidence = NULL, decided_at = NULL, revision = c.revision + 1
     FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, g bigint, v text, c text, m text)
     WHERE {_AS_READ}
@@ -160,7 +170,7 @@ FINALIZE = f"""
 UPDATE fencepost.calls c SET {_WRITE}
 FROM {_ENDED}
 WHERE {_MINE} AND c.state = 'executing'
-RETURNING c.execution_id, c.key, c.revision, c.finished_at
+RETURNING c.execution_id, c.key, c.attempt, c.revision, c.finished_at
 """
 
 # The rare ends: unknown, or the truth that arrives after the call was called unknown and before a person ruled.
@@ -170,7 +180,7 @@ WITH changed AS (
     FROM {_ENDED}
     WHERE {_MINE} AND c.decided_by IS NULL
         AND (c.state = 'executing' OR (c.state = 'indeterminate' AND i.s <> 'indeterminate'))
-    RETURNING c.execution_id, c.key, c.revision, c.finished_at
+    RETURNING c.execution_id, c.key, c.attempt, c.revision, c.finished_at
 ), kept AS (
     INSERT INTO fencepost.unsettled (execution_id, key, revision) SELECT execution_id, key, revision FROM changed
     ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
@@ -200,6 +210,7 @@ WITH mine AS (
 )
 UPDATE fencepost.calls c SET lease_until = clock_timestamp() + %(lease)s
 FROM mine WHERE c.execution_id = mine.execution_id AND c.key = mine.key
+RETURNING c.execution_id, c.key
 """
 
 STILL_MINE = f"""
@@ -236,7 +247,7 @@ ORDER BY c.execution_id, c.key LIMIT %(limit)s
 FORGET_CALLS = """
 DELETE FROM fencepost.calls d USING (
     SELECT c.execution_id, c.key FROM fencepost.calls c
-    WHERE c.expires_at < now() AND NOT EXISTS (
+    WHERE c.expires_at < now() AND c.state IN ('completed', 'failed', 'released') AND NOT EXISTS (
         SELECT FROM fencepost.unsettled u WHERE u.execution_id = c.execution_id AND u.key = c.key)
     ORDER BY c.expires_at LIMIT %(limit)s FOR UPDATE OF c SKIP LOCKED
 ) gone

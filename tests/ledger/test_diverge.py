@@ -30,7 +30,7 @@ def did(arguments: dict[str, Any], index: int = 0, generation: int = 1, **more: 
     """The row of a call, by default completed in generation 1 and claimed by nobody."""
     item = asked(arguments, index, generation, **{k: more.pop(k) for k in ("tool",) if k in more})
     known = {name: getattr(item, name) for name in COLUMNS if hasattr(item, name)}
-    blank = dict.fromkeys(COLUMNS)
+    blank: dict[str, Any] = dict.fromkeys(COLUMNS)
     fields = blank | known | {"key": key_of(item), "state": State.completed, "attempt": 1, "revision": 2} | more
     return CallRow(**fields | {"started_at": datetime(2026, 1, 1, tzinfo=UTC)})
 
