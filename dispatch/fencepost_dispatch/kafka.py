@@ -14,10 +14,17 @@ from fencepost_dispatch.settings import Settings, SettingsError
 
 CONNECT_SECONDS = 10.0
 
+
+def client_log(name: str) -> logging.Logger:
+    """The logger that a client is given."""
+    log = logging.getLogger(name)
+    # Properties are passed to every kind of client; that some mean nothing to this kind is not worth a line.
+    log.addFilter(lambda record: "property and will be ignored by this" not in record.getMessage())
+    return log
+
+
 logging.getLogger("fencepost").addHandler(logging.NullHandler())
-_log = logging.getLogger("fencepost.librdkafka")
-# Properties are passed to every kind of client; that some mean nothing to this kind is not worth a line.
-_log.addFilter(lambda record: "property and will be ignored by this" not in record.getMessage())
+_log = client_log("fencepost.librdkafka")
 
 # librdkafka's own codes, as against the protocol's, have names that begin with an underscore.
 END_OF_PARTITION: int = KafkaError._PARTITION_EOF  # noqa: SLF001

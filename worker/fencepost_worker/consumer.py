@@ -25,6 +25,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from fencepost_dispatch.kafka import client_log
 from fencepost_worker.assignment import Assignment, Share
 from fencepost_worker.limits import Limits, Room
 from fencepost_worker.membership import AUTH_ERRORS, REBALANCING, Protocol, consumer_config, is_member
@@ -32,7 +33,7 @@ from fencepost_worker.records import Health, Oldest, Record
 
 __all__ = ["Health", "Limits", "Oldest", "PollThread", "Protocol", "Record", "consumer_config"]
 
-log = logging.getLogger(__name__)
+log = client_log(__name__)
 
 Headers = list[tuple[str, bytes | None]] | None
 # With a header name that is not UTF-8, confluent-kafka answers with a null pointer in the list *and* an exception.

@@ -7,7 +7,8 @@ import random
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,16 @@ class Guarded:
 def credentials(account: Account | None) -> dict[str, Any]:
     """The keywords of `subprocess.Popen` that make it run as ``account``; none for our own."""
     return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": ()}
+
+
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Meanwhile SIGTERM ends this process as Ctrl-C does: what was started is ended on the way. Main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def free_ports(count: int) -> list[int]:

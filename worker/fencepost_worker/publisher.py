@@ -8,7 +8,6 @@ could fail the batch that it would have travelled in.
 from __future__ import annotations
 
 import heapq
-import logging
 import threading
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from typing import Protocol as Structural
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from fencepost_dispatch.kafka import client_log
 from fencepost_worker.membership import AUTH_ERRORS
 
-log = logging.getLogger(__name__)
+log = client_log(__name__)
 
 POLL = 0.1  # seconds; the longest that an answer given without the broker waits
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between attempts of one record

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,13 +87,18 @@ def demo(json: Json = False) -> None:
 
 
 def dev(
+    context: typer.Context,
     tools: Annotated[
         list[str] | None, typer.Option("--tools", metavar="MODULE", help="A module with @tool functions; repeatable.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", file_okay=False, help="Where the ledger is kept.")
     ] = None,
 ) -> None:
     """Run an embedded broker, Postgres and worker until Ctrl-C; prints the addresses to use."""
     here()
-    raise typer.Exit(_later("dev").run_dev(tools=tools or []))
+    chosen = options(context)
+    raise typer.Exit(_later("dev").run_dev(tools or [], data=data, config=chosen.config, debug=chosen.debug))
 
 
 def here() -> None:

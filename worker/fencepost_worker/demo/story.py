@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
 
 from fencepost_worker.demo.book import LIST, Book, Call
@@ -15,6 +13,7 @@ from fencepost_worker.demo.report import Telling, Unknown, as_json, print_json, 
 from fencepost_worker.demo.stage import PARTITIONS, WORKERS, Stage
 from fencepost_worker.demo.verdict import judge
 from fencepost_worker.demo.wire import Stuck
+from fencepost_worker.guard import sigterm_unwinds
 
 ORGS = ("acme", "globex")
 NODES = ("triage", "repair", "order", "invoice", "close")
@@ -26,7 +25,9 @@ def perform(*, json: bool) -> int:
     tell = Telling(json=json)
     began = time.monotonic()
     tell.say("Fencepost: every tool call runs once. Not one too many, not one too few.", style="bold")
-    with _sigterm_unwinds(), Stage() as stage:
+    with sigterm_unwinds(), ExitStack() as opened:
+        with tell.doing("Postgres, a Kafka broker and a ticket system start"):
+            stage = opened.enter_context(Stage())
         story = Story(stage, tell)
         try:
             story.run()
@@ -140,8 +141,8 @@ class Story:
         self.tell.found(
             f"Worker {left} has taken over from {victims[0]} (killed) and {victims[1]} (frozen). How their two calls "
             "ended it cannot know, so it repeats neither: both are answered `indeterminate`. "
-            f"Of what had ended before, Kafka delivered {self.book.repeated(self.wire.answers)} events again: "
-            "answered from the record."
+            f"Of what had ended before, Kafka delivered {self.book.repeated(self.wire.answers)} events again; "
+            "none of them ran again."
         )
         return victims[1]
 
@@ -189,16 +190,22 @@ class Story:
 
     def answered(self, what: str, also: Callable[[], bool] = lambda: True) -> None:
         """Wait until every delivery has an answer. Raises Stuck."""
-        self.wire.flush()
         total, before = self.book.sent.total(), self.book.answered(self.wire.answers)
         with self.tell.doing(what, total - before) as progress:
+            self._wait(what, also, lambda answered: progress(answered - before))
 
-            def done() -> bool:
-                answered = self.book.answered(self.wire.answers)
-                progress(answered - before)
-                return answered == total and also()
+    def _wait(
+        self, what: str, also: Callable[[], bool] = lambda: True, progress: Callable[[int], None] = lambda _: None
+    ) -> None:
+        total = self.book.sent.total()
 
-            self.wire.wait(done, what)
+        def done() -> bool:
+            answered = self.book.answered(self.wire.answers)
+            progress(answered)
+            return answered == total and also()
+
+        self.wire.flush()
+        self.wire.wait(done, what)
 
     def _share_out(self) -> dict[int, int]:
         """Ask until every worker has an equal share of the partitions → `_owners`. Raises Stuck."""
@@ -215,7 +222,7 @@ class Story:
         asked, turn = {}, next(self.turns)
         for org, execution, partition in self.executions[:: len(ORGS)]:
             asked[partition] = self.send(Call(org, execution, "hello", turn, partition, LIST))
-        self.answered("the workers to be there")
+        self._wait("the workers to be there")
         return {partition: self.wire.answers[event][-1].pid for partition, event in asked.items()}
 
     def _partitions_of_two(self, owners: dict[int, int]) -> tuple[int, int]:
@@ -242,13 +249,3 @@ class Story:
 def _resolve(invocation_key: str, ticket: str | None) -> str:
     found = "--failed not_there" if ticket is None else f"""--succeeded '{{"key": "{ticket}"}}'"""
     return f"fencepost calls resolve {invocation_key[:12]} {found} --by YOU --reason 'looked into the ticket system'"
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: everything that was started is ended first."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
