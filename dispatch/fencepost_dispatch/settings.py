@@ -325,13 +325,16 @@ def _refuse_unknown(unknown: Iterable[str], known: Iterable[str], spell: Callabl
 
 
 def _meant(name: str, known: list[str]) -> str:
-    if near := get_close_matches(name, known, n=1, cutoff=0.75):
-        return f"did you mean {near[0]}?"
-    if name.startswith("FENCEPOST_KAFKA_"):
-        return f"did you mean {name.replace('KAFKA_', 'KAFKA__', 1)}?"
-    if near := get_close_matches(name, known, n=1, cutoff=0.0):
-        return f"the nearest is {near[0]}"
-    return "there is none like it"
+    # Compared without the prefix: it would make all names alike.
+    bare = {one.removeprefix(PREFIX): one for one in known}
+    wrong = name.removeprefix(PREFIX)
+    near = get_close_matches(wrong, bare, n=1, cutoff=0.7)
+    near += [one for one in bare if one.startswith(wrong) or wrong.startswith(one)]
+    if near:
+        return f"did you mean {bare[near[0]]}?"
+    if wrong.startswith("KAFKA_"):
+        return f"did you mean {_KAFKA}{wrong.removeprefix('KAFKA_')}?"
+    return f"the nearest is {bare[get_close_matches(wrong, bare, n=1, cutoff=0.0)[0]]}"
 
 
 def _explain(detail: ErrorDetails, layers: tuple[_Layer, ...]) -> str:

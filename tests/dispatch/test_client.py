@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -18,21 +18,8 @@ from fencepost_dispatch.client import Dispatched, Dispatcher
 from fencepost_dispatch.event import InvalidDispatch, new_event_id
 from fencepost_dispatch.kafka import KafkaUnavailable, MissingTopic
 from fencepost_dispatch.settings import Settings, SettingsError
-from fencepost_schemas import Dispatch, Fence, Outcome, Refused, Status, outcome_id
-
-
-class Worker(Protocol):
-    answer: Any
-    records: list[Any]
-
-    def wait(self, count: int) -> list[Any]: ...
-    def publish(self, *outcomes: Outcome) -> None: ...
-
-
-def outcome_of(event: Dispatch, status: Status = Status.succeeded, **fields: Any) -> Outcome:
-    named = {"event_id", "execution_id", "node_id", "call_index", "generation", "tool"}
-    ident = outcome_id(event.execution_id, event.event_id, status)
-    return Outcome.model_validate({"outcome_id": ident, "status": status, **event.model_dump(include=named), **fields})
+from fencepost_schemas import Dispatch, Fence, Outcome, Refused, Status
+from services.answering import FakeWorker, outcome_of
 
 
 async def ask(dispatcher: Dispatcher, number: int = 0, **fields: Any) -> Dispatched:
@@ -40,7 +27,9 @@ async def ask(dispatcher: Dispatcher, number: int = 0, **fields: Any) -> Dispatc
     return await dispatcher.dispatch("jira.create", {"n": number}, **given)
 
 
-async def test_a_dispatch_is_answered_and_every_wait_gives_the_same(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_dispatch_is_answered_and_every_wait_gives_the_same(
+    settings: Settings, fake_worker: FakeWorker
+) -> None:
     async with Dispatcher(settings) as dispatcher:
         call = await ask(dispatcher)
         first, second = await asyncio.gather(call.outcome(timeout=30), call.outcome(timeout=30))
@@ -48,13 +37,13 @@ async def test_a_dispatch_is_answered_and_every_wait_gives_the_same(settings: Se
         assert (first.event_id, first.status, first.result) == (call.event_id, Status.succeeded, {"n": 0})
 
 
-async def test_the_very_first_outcome_is_not_missed(settings: Settings, fake_worker: Worker) -> None:
+async def test_the_very_first_outcome_is_not_missed(settings: Settings, fake_worker: FakeWorker) -> None:
     for _ in range(3):
         async with Dispatcher(settings) as dispatcher:
             assert (await (await ask(dispatcher)).outcome(timeout=30)).result == {"n": 0}
 
 
-async def test_what_is_dispatched_is_what_arrives(settings: Settings, fake_worker: Worker) -> None:
+async def test_what_is_dispatched_is_what_arrives(settings: Settings, fake_worker: FakeWorker) -> None:
     deadline = datetime(2040, 1, 2, 3, 4, 5, tzinfo=UTC)
     optional: dict[str, Any] = {
         "tool_call_id": "call_0",
@@ -93,7 +82,7 @@ async def test_what_is_dispatched_is_what_arrives(settings: Settings, fake_worke
     assert "traceparent" not in headers
 
 
-async def test_the_current_span_travels_with_the_dispatch(settings: Settings, fake_worker: Worker) -> None:
+async def test_the_current_span_travels_with_the_dispatch(settings: Settings, fake_worker: FakeWorker) -> None:
     tracer = TracerProvider().get_tracer("test")
     async with Dispatcher(settings, listen=False) as dispatcher:
         with tracer.start_as_current_span("orchestrate") as span:
@@ -112,7 +101,7 @@ async def test_an_event_id_is_a_uuid_of_version_7_and_rises_with_time() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", one) for one in ids)
 
 
-async def test_an_event_id_of_another_execution_is_another_event(settings: Settings, fake_worker: Worker) -> None:
+async def test_an_event_id_of_another_execution_is_another_event(settings: Settings, fake_worker: FakeWorker) -> None:
     def other_execution(event: Dispatch) -> list[Outcome]:
         return [outcome_of(event.model_copy(update={"execution_id": "other"})), outcome_of(event, result="mine")]
 
@@ -124,7 +113,7 @@ async def test_an_event_id_of_another_execution_is_another_event(settings: Setti
 
 
 async def test_the_same_event_dispatched_again_waits_for_its_next_outcome(
-    settings: Settings, fake_worker: Worker
+    settings: Settings, fake_worker: FakeWorker
 ) -> None:
     statuses = iter([Status.busy, Status.succeeded])
     fake_worker.answer = lambda event: [outcome_of(event, next(statuses))]
@@ -137,7 +126,7 @@ async def test_the_same_event_dispatched_again_waits_for_its_next_outcome(
 
 
 async def test_a_call_that_is_still_running_times_out_and_can_be_awaited_again(
-    settings: Settings, fake_worker: Worker
+    settings: Settings, fake_worker: FakeWorker
 ) -> None:
     fake_worker.answer = lambda _: []
     async with Dispatcher(settings) as dispatcher:
@@ -149,14 +138,14 @@ async def test_a_call_that_is_still_running_times_out_and_can_be_awaited_again(
         assert (await call.outcome(timeout=30)).status is Status.failed
 
 
-async def test_many_calls_at_once_each_get_their_own_outcome(settings: Settings, fake_worker: Worker) -> None:
+async def test_many_calls_at_once_each_get_their_own_outcome(settings: Settings, fake_worker: FakeWorker) -> None:
     async with Dispatcher(settings) as dispatcher:
         calls = await asyncio.gather(*(ask(dispatcher, number, execution_id=f"e{number % 7}") for number in range(300)))
         outcomes = await asyncio.gather(*(call.outcome(timeout=60) for call in calls))
     assert [outcome.result["n"] for outcome in outcomes] == list(range(300))
 
 
-async def test_outcomes_that_nobody_waits_for_are_not_kept(settings: Settings, fake_worker: Worker) -> None:
+async def test_outcomes_that_nobody_waits_for_are_not_kept(settings: Settings, fake_worker: FakeWorker) -> None:
     async with Dispatcher(settings) as dispatcher:
         for number in range(20):
             await ask(dispatcher, number)
@@ -170,7 +159,7 @@ async def test_outcomes_that_nobody_waits_for_are_not_kept(settings: Settings, f
         assert not dispatcher._waiting.concerns(b"e")
 
 
-async def test_a_fence_is_an_event_without_an_outcome(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_fence_is_an_event_without_an_outcome(settings: Settings, fake_worker: FakeWorker) -> None:
     async with Dispatcher(settings) as dispatcher:
         event_id = await dispatcher.fence("e", "n", 5)
     [decoded] = fake_worker.wait(1)
@@ -178,7 +167,7 @@ async def test_a_fence_is_an_event_without_an_outcome(settings: Settings, fake_w
 
 
 async def test_partitions_that_are_added_later_are_heard(
-    settings: Settings, fake_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "partitions", lambda *_: [0])
     monkeypatch.setattr(feed_module, "REFRESH_SECONDS", 0.2)
@@ -216,21 +205,21 @@ async def test_arguments_that_are_not_json_are_refused_with_their_path(arguments
     assert caught.value.path.startswith(path)
 
 
-async def test_an_event_too_large_for_the_brokers_is_refused(settings: Settings, fake_worker: Worker) -> None:
+async def test_an_event_too_large_for_the_brokers_is_refused(settings: Settings, fake_worker: FakeWorker) -> None:
     async with Dispatcher(settings) as dispatcher:
         with pytest.raises(InvalidDispatch, match="larger than"):
             await dispatcher.dispatch("t", {"a": "x" * 1_030_000}, execution_id="e", node_id="n", call_index=0)
         assert (await (await ask(dispatcher)).outcome(timeout=30)).status is Status.succeeded
 
 
-async def test_a_full_queue_is_waited_for(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_full_queue_is_waited_for(settings: Settings, fake_worker: FakeWorker) -> None:
     small = settings.model_copy(update={"kafka": {"queue.buffering.max.messages": "2"}})
     async with Dispatcher(small, listen=False) as dispatcher:
         calls = await asyncio.gather(*(ask(dispatcher, number) for number in range(40)))
     assert {decoded.event.event_id for decoded in fake_worker.wait(40)} == {call.event_id for call in calls}
 
 
-async def test_closing_tells_whoever_still_waits(settings: Settings, fake_worker: Worker) -> None:
+async def test_closing_tells_whoever_still_waits(settings: Settings, fake_worker: FakeWorker) -> None:
     fake_worker.answer = lambda _: []
     dispatcher = Dispatcher(settings)
     call = await ask(dispatcher)

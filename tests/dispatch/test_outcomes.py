@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
@@ -13,11 +13,7 @@ from fencepost_dispatch.kafka import MissingTopic
 from fencepost_dispatch.outcomes import Outcomes
 from fencepost_dispatch.settings import Settings
 from fencepost_schemas import Outcome, Status, outcome_id
-
-
-class Worker(Protocol):
-    def publish(self, *outcomes: Outcome) -> None: ...
-    def publish_raw(self, value: bytes | None, key: bytes | None = None) -> None: ...
+from services.answering import FakeWorker
 
 
 def made(number: int, status: Status = Status.succeeded, execution: str = "e", **fields: Any) -> Outcome:
@@ -46,7 +42,7 @@ async def read_to_the_end(settings: Settings, **options: Any) -> list[Any]:
         return [outcome.result async for outcome in outcomes]
 
 
-async def test_a_reader_sees_what_is_produced_after_it_came(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_reader_sees_what_is_produced_after_it_came(settings: Settings, fake_worker: FakeWorker) -> None:
     fake_worker.publish(made(0))
     async with Outcomes(settings) as outcomes:
         fake_worker.publish(made(1), made(2))
@@ -54,7 +50,7 @@ async def test_a_reader_sees_what_is_produced_after_it_came(settings: Settings, 
 
 
 async def test_a_reader_from_the_beginning_sees_all_and_ends_where_the_topic_ended(
-    settings: Settings, fake_worker: Worker
+    settings: Settings, fake_worker: FakeWorker
 ) -> None:
     fake_worker.publish(*(made(number, execution=f"e{number}") for number in range(50)))
     assert sorted(await read_to_the_end(settings)) == list(range(50))
@@ -64,19 +60,19 @@ async def test_an_empty_topic_ends_at_once(settings: Settings) -> None:
     assert await read_to_the_end(settings) == []
 
 
-async def test_a_repeated_outcome_is_handed_out_once(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_repeated_outcome_is_handed_out_once(settings: Settings, fake_worker: FakeWorker) -> None:
     fake_worker.publish(made(0), made(1), made(0), made(1, Status.fenced), made(0))
     assert await read_to_the_end(settings) == [0, 1, 1]
 
 
-async def test_the_memory_for_repeats_is_bounded(settings: Settings, fake_worker: Worker) -> None:
+async def test_the_memory_for_repeats_is_bounded(settings: Settings, fake_worker: FakeWorker) -> None:
     fake_worker.publish(made(0), made(1), made(2), made(0))
     assert await read_to_the_end(settings, remember=2) == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("value", [None, b"", b"not json", b"[]", b'{"type":"tool.outcome.v1"}', b"\xff"])
 async def test_a_record_that_is_no_outcome_is_skipped_and_counted(
-    value: bytes | None, settings: Settings, fake_worker: Worker
+    value: bytes | None, settings: Settings, fake_worker: FakeWorker
 ) -> None:
     fake_worker.publish_raw(value, b"e")
     fake_worker.publish(made(1))
@@ -85,7 +81,7 @@ async def test_a_record_that_is_no_outcome_is_skipped_and_counted(
         assert outcomes.undecodable == 1
 
 
-async def test_falsy_and_odd_results_arrive_exactly(settings: Settings, fake_worker: Worker) -> None:
+async def test_falsy_and_odd_results_arrive_exactly(settings: Settings, fake_worker: FakeWorker) -> None:
     results: list[Any] = [None, 0, False, "", [], {}, "None", "a\x00b", 2**70]
     fake_worker.publish(*(made(number).model_copy(update={"result": value}) for number, value in enumerate(results)))
     read = await read_to_the_end(settings)
@@ -93,7 +89,7 @@ async def test_falsy_and_odd_results_arrive_exactly(settings: Settings, fake_wor
     assert [type(value) for value in read] == [type(value) for value in results]
 
 
-async def test_a_group_goes_on_after_what_was_taken(settings: Settings, fake_worker: Worker) -> None:
+async def test_a_group_goes_on_after_what_was_taken(settings: Settings, fake_worker: FakeWorker) -> None:
     # The embedded broker lets nobody into a classic group until the session of who left is over.
     settings = settings.model_copy(update={"group_protocol": "consumer"})
     fake_worker.publish(*(made(number) for number in range(5)))
@@ -105,7 +101,7 @@ async def test_a_group_goes_on_after_what_was_taken(settings: Settings, fake_wor
 
 
 async def test_a_reader_that_lags_is_not_flooded(
-    settings: Settings, fake_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes_module, "AHEAD", 100)
     total = 2000
@@ -119,13 +115,13 @@ async def test_a_reader_that_lags_is_not_flooded(
     assert seen == total
 
 
-async def test_readers_without_a_group_each_see_everything(settings: Settings, fake_worker: Worker) -> None:
+async def test_readers_without_a_group_each_see_everything(settings: Settings, fake_worker: FakeWorker) -> None:
     async with Outcomes(settings) as one, Outcomes(settings) as other:
         fake_worker.publish(made(0))
         assert await take(one, 1) == await take(other, 1) == [0]
 
 
-async def test_iterating_alone_enters_by_itself(settings: Settings, fake_worker: Worker) -> None:
+async def test_iterating_alone_enters_by_itself(settings: Settings, fake_worker: FakeWorker) -> None:
     fake_worker.publish(made(0))
     outcomes = Outcomes(settings, from_beginning=True)
     async with aclosing(outcomes), asyncio.timeout(30):
@@ -151,7 +147,7 @@ def test_a_group_has_its_own_position(options: dict[str, Any]) -> None:
 @pytest.mark.kafka
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_members_of_a_group_share_the_topic_and_miss_nothing(
-    protocol: str, settings: Settings, fake_worker: Worker
+    protocol: str, settings: Settings, fake_worker: FakeWorker
 ) -> None:
     settings = settings.model_copy(update={"group_protocol": protocol})
     missing = set(range(200))
@@ -174,7 +170,7 @@ async def test_members_of_a_group_share_the_topic_and_miss_nothing(
 
 
 async def test_a_member_that_lags_is_not_flooded(
-    settings: Settings, fake_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes_module, "AHEAD", 400)
     total = 2000

@@ -79,6 +79,10 @@ def test_a_property_reaches_librdkafka_as_it_was_written(password: str, monkeypa
         ("FENCEPOST_KAFKA_BOOTSTRAP_SERVERS", "FENCEPOST_KAFKA_BOOTSTRAP"),
         ("FENCEPOST_KAFKA_SASL_MECHANISM", "FENCEPOST_KAFKA__SASL_MECHANISM"),
         ("FENCEPOST_DSN", "FENCEPOST_LEDGER_DSN"),
+        ("FENCEPOST_LEASE", "FENCEPOST_LEASE_SECONDS"),
+        ("FENCEPOST_TTL", "FENCEPOST_TTL_HOURS"),
+        ("FENCEPOST_BOOTSTRAP", "FENCEPOST_KAFKA_BOOTSTRAP"),
+        ("FENCEPOST_X", "FENCEPOST_"),
     ],
 )
 def test_an_unknown_variable_is_refused_with_the_nearest_name(

@@ -40,6 +40,7 @@ _EXIT_CODES = {
     "OrgConflict": FAILED,
     "SettingsError": FAILED,
     "ToolRefused": FAILED,
+    "TopicsUnfit": FAILED,
     "ToolsNotLoaded": FAILED,
 }
 
@@ -150,11 +151,13 @@ def _judged(error: Exception) -> tuple[int, str]:
     for kind in type(error).__mro__:
         if kind.__name__ in _EXIT_CODES:
             return _EXIT_CODES[kind.__name__], str(error)
+    if type(error).__name__ == "KafkaException":  # a property that librdkafka does not know or take
+        return FAILED, f"{error.args[0].str()}: correct FENCEPOST_KAFKA__…"
     match error:
         case ValueError():
             return USAGE, str(error)
         case OSError() if error.filename is not None:
-            return FAILED, f"{error.filename}: {error.strerror}"
+            return USAGE, f"{error.filename}: {error.strerror}"
         case _:
             return FAILED, f"{type(error).__name__}: {error} ({REPORT})"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,7 +44,7 @@ def list_(  # noqa: PLR0917 - options, all given by name
 
     wanted = None if state is None else State(state)
     with desk(context) as ledger:
-        rows = (call.as_json() for call in ledger.calls(wanted, execution, org, limit))
+        rows = (_row(call.as_json(), json) for call in ledger.calls(wanted, execution, org, limit))
         output.listing(rows, COLUMNS, json)
 
 
@@ -54,6 +54,11 @@ def show(context: typer.Context, key: Key, json: Json = False) -> None:
     with desk(context) as ledger:
         call = ledger.call(key).as_json()
     (output.record if json else output.card)(call)
+
+
+def _row(call: dict[str, Any], json: bool) -> dict[str, Any]:
+    """People get as much of the key as `show` needs."""
+    return call if json else call | {"invocation_key": call["invocation_key"][:12]}
 
 
 def desk(context: typer.Context) -> Desk:

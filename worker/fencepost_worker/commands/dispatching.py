@@ -36,10 +36,7 @@ def dispatch(  # noqa: PLR0917 - options, all given by name
     deadline: Annotated[Text, typer.Option(metavar="TIME", help="RFC 3339; not started after it.")] = None,
     wait: Annotated[float | None, typer.Option(metavar="S", min=0, help="Wait, and print the outcome.")] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, allow_dash=True, help="Many: a file of events, one a line."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Many: a file of events, one a line; - is stdin.")
     ] = None,
 ) -> None:
     """Dispatch one call, or a file of them; returns once the brokers have it.

@@ -47,7 +47,7 @@ def table(rows: list[list[str]], headings: Iterable[str] = ()) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     headings = list(headings)
-    drawn = Table(*headings, box=box.SIMPLE if headings else None, show_header=bool(headings), pad_edge=False)
+    drawn = Table(*headings, box=box.SIMPLE_HEAD if headings else None, show_header=bool(headings), pad_edge=False)
     if not headings:
         drawn.add_column(style="bold")
         drawn.add_column(overflow="fold")
