@@ -73,7 +73,9 @@ class Troubles:
 
 def new_producer(settings: Settings, troubles: Troubles, **properties: Any) -> Producer:
     """An idempotent producer that waits for all in-sync replicas; `linger_ms=5` stands for `linger.ms`."""
-    safe = {"enable.idempotence": True, "acks": "all", "linger.ms": 2, "compression.type": "lz4"}
+    # The partitioner is the Java clients' choice: one key, one partition, whoever produces.
+    usual = {"linger.ms": 2, "compression.type": "lz4", "partitioner": "murmur2_random"}
+    safe = {"enable.idempotence": True, "acks": "all", **usual}
     return _client(Producer, settings, troubles, safe | _dotted(properties))
 
 
