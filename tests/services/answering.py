@@ -63,6 +63,11 @@ class FakeWorker(threading.Thread):
             assert self.heard.wait_for(lambda: len(self.seen) >= count, 30)
         return self.seen
 
+    def headers(self, number: int) -> dict[str, bytes]:
+        found = self.records[number].headers()
+        assert isinstance(found, list)
+        return {name: value for name, value in found if isinstance(value, bytes)}
+
     def run(self) -> None:
         brokers = self._settings.kafka_bootstrap
         consumer = Consumer({"bootstrap.servers": brokers, "group.id": "fake", "fetch.wait.max.ms": 20})
