@@ -85,8 +85,9 @@ def check(config: Mapping[str, Any], settings: Wanted, timeout: float = 10.0) ->
         text = "made on first sight; the embedded broker has no topic settings to check"
         return findings + [Finding("ok", name, text) for name in _topics(settings)]
     described = _describe(cluster.admin, _topics(settings), timeout)
+    metadata = _until_known(cluster, {name for name in described if not isinstance(described[name], KafkaError)})
     for name in _topics(settings):
-        findings += _judge(cluster.metadata, settings, name, described[name])
+        findings += _judge(metadata, settings, name, described[name])
     return findings + _room_for_dead_letters(settings, described)
 
 
@@ -156,6 +157,15 @@ def memory(topic: str, retention_ms: int, segment_ms: int, ttl_hours: float, str
     return Finding("ok", topic, f"keeps records {kept}, the ledger remembers {ttl_hours:g} h")
 
 
+def _until_known(cluster: Cluster, names: set[str], timeout: float = 5.0) -> ClusterMetadata:
+    """The metadata, once it has what exists: a broker hears of a new topic a moment after the controller."""
+    metadata, until = cluster.metadata, time.monotonic() + timeout
+    while names - metadata.topics.keys() and time.monotonic() < until:
+        time.sleep(0.05)
+        metadata = cluster.admin.list_topics(timeout=timeout)
+    return metadata
+
+
 # What is wrong with the connection
 
 
@@ -166,7 +176,7 @@ def _explain(servers: str, errors: list[KafkaError], failed: KafkaException) -> 
     if (text := codes.get(KafkaError._RESOLVE)) is not None:  # noqa: SLF001
         return BrokersUnavailable(f"{text}; check the host names in FENCEPOST_KAFKA_BOOTSTRAP")
     why = codes.get(KafkaError._TRANSPORT) or failed.args[0].str()  # noqa: SLF001
-    hint = "is Kafka running there, and does the listener speak FENCEPOST_KAFKA__SECURITY_PROTOCOL?"
+    hint = "check FENCEPOST_KAFKA_BOOTSTRAP, that it is running, and FENCEPOST_KAFKA__SECURITY_PROTOCOL"
     return BrokersUnavailable(f"no Kafka answers at {servers}: {why}; {hint}")
 
 
@@ -193,6 +203,8 @@ def _judge(
 ) -> list[Finding]:
     if isinstance(config, KafkaError):
         return [_unreadable(name, name in metadata.topics, config)]
+    if name not in metadata.topics:
+        return [Finding("warning", name, "is not known to every broker yet", "look again in a moment")]
     findings = [Finding("ok", name, _shape(metadata, name)), *_replicas(metadata, name, config)]
     if "compact" in config.get("cleanup.policy", ""):
         text = "is compacted: it keeps only the newest record of an execution"

@@ -27,7 +27,7 @@ from fencepost_worker.lanes import Lanes, lane_of
 from fencepost_worker.limits import Limits
 from fencepost_worker.publisher import Publisher
 from fencepost_worker.records import Record
-from fencepost_worker.topics import record_limits
+from fencepost_worker.topics import Finding, check, record_limits
 
 # Exit codes beyond the contract's: work was left behind at the deadline (the ledger makes that safe); a second signal.
 DRAIN_CUT_SHORT = 4
@@ -35,6 +35,10 @@ SECOND_SIGNAL = 130
 _CLOSE_SECONDS = 5.0
 
 log = structlog.get_logger("fencepost.worker")
+
+
+class TopicsUnfit(Exception):
+    """A topic is missing, or its settings would lose or repeat calls; the text is one line with the cure."""
 
 
 class Worker:
@@ -281,8 +285,18 @@ async def run_worker(settings: Settings, modules: list[str]) -> int:
     """Run a worker of the consumer group until it is told to stop → exit code.
 
     Raises:
-        SettingsError, ToolsNotLoaded, LedgerUnavailable, NotMigrated, BrokersUnavailable: at start, with the cure.
+        SettingsError, ToolsNotLoaded, LedgerUnavailable, NotMigrated, BrokersUnavailable, TopicsUnfit: at start, with
+            the cure.
     """
     tools = load_tools(settings, modules)
     await asyncio.to_thread(require_current, settings.require_dsn())
+    _require_fit(await asyncio.to_thread(check, settings.kafka_config(), settings))
     return await Worker(settings, tools).run()
+
+
+def _require_fit(findings: list[Finding]) -> None:
+    for finding in findings:
+        if finding.level == "warning":
+            log.warning("topic", finding=str(finding))
+    if faults := [str(finding) for finding in findings if finding.level == "error"]:
+        raise TopicsUnfit("; ".join(faults))
