@@ -233,7 +233,7 @@ def test_health_names_the_oldest_unfinished_record(broker: Broker, member: NewMe
 def test_refused_access_shows_in_health_until_the_broker_answers_again(broker: Broker, member: NewMember) -> None:
     topic = broker.new_topic()
     one = member(topic)
-    one.thread._on_error(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    one.thread._faults.note(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
     assert one.thread.health().auth_error == "wrong password"
     produce(broker.bootstrap, topic, [b"v"])
     one.take(1)

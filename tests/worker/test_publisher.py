@@ -215,13 +215,13 @@ def test_an_error_in_the_answer_ends_the_publisher_with_its_reason(broker: Broke
 
 def test_a_fatal_error_ends_the_publisher_with_its_reason(broker: Broker, office: NewOffice) -> None:
     one = office(broker.bootstrap)
-    one.publisher._on_error(KafkaError(KafkaError._FATAL, "fenced", fatal=True))
+    one.publisher._faults.note(KafkaError(KafkaError._FATAL, "fenced", fatal=True))
     assert "fenced" in str(one.died.get(timeout=20))
 
 
 def test_refused_access_shows_in_health_until_a_record_is_delivered(broker: Broker, office: NewOffice) -> None:
     one = office(broker.bootstrap)
-    one.publisher._on_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no access"))
+    one.publisher._faults.note(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no access"))
     assert one.publisher.health().auth_error == "no access"
     one.publisher.publish(Letter(b"v"), broker.new_topic(), "token")
     one.results(1)

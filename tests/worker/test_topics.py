@@ -126,7 +126,7 @@ def test_no_broker_is_one_line_with_the_cure() -> None:
         check({"bootstrap.servers": "127.0.0.1:1"}, fresh(), timeout=0.5)
     assert str(caught.value).startswith("no Kafka answers at 127.0.0.1:1: ")
     assert "Connection refused" in str(caught.value)
-    assert "is Kafka running there" in str(caught.value)
+    assert "check FENCEPOST_KAFKA_BOOTSTRAP" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -28,7 +28,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from fencepost_dispatch.kafka import client_log
 from fencepost_worker.assignment import Assignment, Share
 from fencepost_worker.limits import Limits, Room
-from fencepost_worker.membership import AUTH_ERRORS, REBALANCING, Protocol, consumer_config, is_member
+from fencepost_worker.membership import REBALANCING, Faults, Protocol, consumer_config, is_member
 from fencepost_worker.records import Health, Oldest, Record
 
 __all__ = ["Health", "Limits", "Oldest", "PollThread", "Protocol", "Record", "consumer_config"]
@@ -94,11 +94,9 @@ class PollThread(threading.Thread):
         self._turned = time.monotonic()
         self._tick_at = 0.0
         self._oldest: tuple[float, int, int] | None = None
-        self._fatal: KafkaError | None = None
-        self._auth_error: str | None = None
-        self._error: str | None = None
+        self._faults = Faults()
         settings = consumer_config(config, protocol, drain_seconds)
-        settings |= {"error_cb": self._on_error, "on_commit": self._on_commit, "stats_cb": self._on_statistics}
+        settings |= {"error_cb": self._faults.note, "on_commit": self._on_commit, "stats_cb": self._on_statistics}
         self._consumer = Consumer(settings, logger=log)
 
     # From other threads
@@ -152,8 +150,8 @@ class PollThread(threading.Thread):
             in_flight=self._assignment.records,
             in_flight_bytes=self._assignment.size,
             paused=self._held,
-            auth_error=self._auth_error,
-            error=self._error,
+            auth_error=self._faults.access,
+            error=self._faults.other,
             oldest=oldest and Oldest(self._topic, oldest[1], oldest[2], now - oldest[0]),
         )
 
@@ -177,8 +175,7 @@ class PollThread(threading.Thread):
 
     def _turn(self) -> None:
         self._turned = now = time.monotonic()
-        if self._fatal is not None:
-            raise KafkaException(self._fatal)
+        self._faults.raise_fatal()
         self._settle()
         if now >= self._tick_at:
             self._tick(now)
@@ -251,7 +248,7 @@ class PollThread(threading.Thread):
                 self._assignment.delivered(record, now)
                 records.append(record)
         if records:
-            self._auth_error = self._error = None
+            self._faults.over()
             self._room.learn(records)
             self._deliver(records)
 
@@ -301,12 +298,12 @@ class PollThread(threading.Thread):
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         faults = [error] if error is not None else [at.error for at in partitions if at.error is not None]
         if not faults:
-            self._auth_error = self._error = None
+            self._faults.over()
         for fault in faults:
             if fault.code() in REBALANCING:
                 log.info("a commit came too late, the records will be delivered again: %s", fault.str())
             else:
-                self._on_error(fault)
+                self._faults.note(fault)
                 log.warning("a commit was refused: %s", fault.str())
 
     # The group
@@ -316,7 +313,7 @@ class PollThread(threading.Thread):
         self._assignment.begin(_numbers(partitions))
         consumer.incremental_assign(partitions)
         self._pause_or_resume()
-        self._auth_error = self._error = None
+        self._faults.over()
         self._assigned.set()
 
     def _on_statistics(self, statistics: str) -> None:
@@ -381,15 +378,7 @@ class PollThread(threading.Thread):
             log.warning("the group has moved on without us: %s", error.str())
         else:
             log.warning("the broker answered: %s", error.str())
-            self._on_error(error)
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error
-        if error.code() in AUTH_ERRORS:
-            self._auth_error = error.str()
-        else:
-            self._error = error.str()
+            self._faults.note(error)
 
     def _named(self, partitions: Iterable[int]) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]

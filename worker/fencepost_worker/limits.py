@@ -14,9 +14,9 @@ BATCH = 500  # records handed over at once, at most
 class Limits:
     """What may be in flight at once. Paused above a limit, resumed at `low` times the limit or below.
 
-    `records` and `size` (bytes) count over all partitions, beside librdkafka's own prefetch. Where records suddenly grow,
-    one batch may exceed `size` by as much as was prefetched. `span` is the distance, in offsets, between a partition's
-    lowest unfinished record and its newest.
+    `records` and `size` (bytes) count over all partitions, beside librdkafka's own prefetch. Where records suddenly
+    grow, one batch may exceed `size` by as much as was prefetched. `span` is the distance, in offsets, between a
+    partition's lowest unfinished record and its newest.
     """
 
     records: int = 2_000

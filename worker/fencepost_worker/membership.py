@@ -1,12 +1,14 @@
-"""What it takes to be a member of the consumer group: the settings, what the client says of it, and its errors."""
+"""What it takes to be a member of the consumer group: the settings, what the client says of it, and its faults."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Literal
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 Protocol = Literal["classic", "consumer"]
 
@@ -18,6 +20,16 @@ AUTH_ERRORS = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+CONNECTION_ERRORS = frozenset(
+    {
+        KafkaError._AUTHENTICATION,  # noqa: SLF001
+        KafkaError._SSL,  # noqa: SLF001
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )
 # The group has moved on without us: librdkafka joins again by itself, and lost partitions are announced.
@@ -85,3 +97,49 @@ def is_member(statistics: str) -> bool:
     """Whether librdkafka's statistics (JSON) show a group that has had time to hand out partitions, ours or not."""
     group = json.loads(statistics).get("cgrp", {})
     return bool(group.get("state") == "up" and group.get("stateage", 0) >= 3_000)  # milliseconds
+
+
+class Faults:
+    """The last errors of a client that still hold. One thread notes them, any may read.
+
+    librdkafka says so when a connection fails and not when it is back, but it tries a failing one again every ten
+    seconds: an error of a connection that is not repeated is over.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._fatal: KafkaError | None = None
+        self._access = self._other = _NOTHING
+
+    @property
+    def access(self) -> str | None:
+        """Refused credentials or permissions."""
+        return self._access[0] if self._clock() < self._access[1] else None
+
+    @property
+    def other(self) -> str | None:
+        """Everything else."""
+        return self._other[0] if self._clock() < self._other[1] else None
+
+    def note(self, error: KafkaError) -> None:
+        """What the client's `error_cb` says, or an answer of a broker."""
+        if error.fatal():
+            self._fatal = error
+        noted = (error.str(), self._clock() + _REPEATED if error.code() in CONNECTION_ERRORS else inf)
+        if error.code() in AUTH_ERRORS:
+            self._access = noted
+        else:
+            self._other = noted
+
+    def over(self) -> None:
+        """The brokers have answered as they should."""
+        self._access = self._other = _NOTHING
+
+    def raise_fatal(self) -> None:
+        """Raises KafkaException once the client cannot go on."""
+        if self._fatal is not None:
+            raise KafkaException(self._fatal)
+
+
+_NOTHING: tuple[str | None, float] = (None, inf)
+_REPEATED = 60.0  # seconds within which a fault of a connection is repeated while it lasts

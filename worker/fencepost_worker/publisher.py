@@ -20,7 +20,7 @@ from typing import Protocol as Structural
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fencepost_dispatch.kafka import client_log
-from fencepost_worker.membership import AUTH_ERRORS
+from fencepost_worker.membership import Faults
 
 log = client_log(__name__)
 
@@ -120,10 +120,8 @@ class Publisher(threading.Thread):
         self._results: list[tuple[Any, KafkaError | None]] = []  # what `on_done` gets next
         self._retries = 0
         self._closing = False
-        self._fatal: KafkaError | None = None
-        self._auth_error: str | None = None
-        self._error: str | None = None
-        self._producer = Producer({**producer_config(config, limits), "error_cb": self._on_error}, logger=log)
+        self._faults = Faults()
+        self._producer = Producer({**producer_config(config, limits), "error_cb": self._faults.note}, logger=log)
 
     # From other threads
 
@@ -154,7 +152,7 @@ class Publisher(threading.Thread):
 
     def health(self) -> Sent:
         """What is known right now; never waits."""
-        return Sent(self._pending, self._auth_error, self._error)
+        return Sent(self._pending, self._faults.access, self._faults.other)
 
     # The thread
 
@@ -170,8 +168,7 @@ class Publisher(threading.Thread):
 
     def _turn(self) -> None:
         self._producer.poll(POLL)
-        if self._fatal is not None:
-            raise KafkaException(self._fatal)
+        self._faults.raise_fatal()
         self._report()
         self._send_again(time.monotonic())
 
@@ -179,7 +176,7 @@ class Publisher(threading.Thread):
         while self._notes:
             sending, error = self._notes.popleft()
             if error is None:
-                self._auth_error = self._error = None
+                self._faults.over()
                 self._settled(sending, None)
             elif not self._closing:
                 self._failed(sending, error)
@@ -199,7 +196,7 @@ class Publisher(threading.Thread):
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._oversize(sending, error)
             return
-        self._on_error(error)
+        self._faults.note(error)
         pause = min(FIRST_PAUSE * 2 ** min(sending.tries, 10), LONGEST_PAUSE)
         sending.tries += 1
         self._retries += 1
@@ -240,14 +237,6 @@ class Publisher(threading.Thread):
 
     def _note(self, sending: _Sending, error: KafkaError | None, message: Message) -> None:  # noqa: ARG002
         self._notes.append((sending, error))  # nothing more: an exception here would escape from `poll`
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error
-        if error.code() in AUTH_ERRORS:
-            self._auth_error = error.str()
-        else:
-            self._error = error.str()
 
 
 def _too_large(size: int, limit: int) -> KafkaError:
