@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -26,8 +26,9 @@ from fencepost_ledger.verdicts import Admit, Failed, Finalize, Op, Raise, Settle
 Entry = tuple[Op, Any]
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Larger transactions gain nothing more and make the first of them wait.
+# Larger transactions gain nothing more and make the first of them wait; results are bounded in bytes as well.
 MAX_BATCH = 500
+MAX_BATCH_BYTES = 8 * 1024 * 1024
 # Plans stay nested loops over the primary keys whatever the tables' statistics say of an empty or a growing ledger.
 _PLANS = "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_seqscan=off -c jit=off"
 _BACKOFF = (0.05, 0.2, 0.5, 1.0)  # seconds; the last one repeats
@@ -49,6 +50,20 @@ def transact(connection: Connection, ops: Sequence[Op], house: House, holding: H
 
 def _of(ops: Sequence[Op], kind: type[Any]) -> list[Any]:
     return [op for op in ops if type(op) is kind]
+
+
+def _parts(batch: list[Entry]) -> Iterator[list[Entry]]:
+    """The batch in order, in parts of a bounded count and size."""
+    part: list[Entry] = []
+    size = 0
+    for entry in batch:
+        weight = len(entry[0].result or "") if isinstance(entry[0], Finalize) else 0
+        if part and (len(part) == MAX_BATCH or size + weight > MAX_BATCH_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += weight
+    yield part
 
 
 class GroupCommit(threading.Thread):
@@ -88,8 +103,8 @@ class GroupCommit(threading.Thread):
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             while (batch := self._take()) is not None:
-                for start in range(0, len(batch), MAX_BATCH):
-                    self._apply(batch[start : start + MAX_BATCH])
+                for part in _parts(batch):
+                    self._apply(part)
 
     def _take(self) -> list[Entry] | None:
         """Everything that waits, at least one entry; None at the end."""
