@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import urllib.request
 from pathlib import Path
 
-from fencepost_dispatch import tool
+from fencepost_dispatch import ToolInvocationContext, tool
 
 EFFECTS = Path(os.environ["DESK_EFFECTS"])
 
@@ -30,3 +31,12 @@ async def create_when(n: int, gate: str) -> dict[str, int]:
     while not await asyncio.to_thread(Path(gate).exists):  # noqa: ASYNC110 - another process opens the gate
         await asyncio.sleep(0.02)
     return {"n": n}
+
+
+@tool("pay.refund", effect="idempotent", max_attempts=3)
+def refund(order: str, url: str, context: ToolInvocationContext) -> dict[str, int | str]:
+    """Hands its key downstream, so that the service can know a repeat of this call."""
+    assert context.invocation_key is not None
+    headers = {"Idempotency-Key": context.invocation_key}
+    with urllib.request.urlopen(urllib.request.Request(url, order.encode(), headers), timeout=30) as answer:
+        return {"refund": answer.read().decode(), "attempt": context.attempt or 0}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +167,69 @@ async def test_a_worker_paused_past_its_lease_runs_nothing_twice_and_its_late_tr
     assert outcome["event_id"] == event["event_id"]
     assert outcome["result"] == {"n": 1}
     assert processes.effects() == {"created 1": 1}
+
+
+class PaymentService(ThreadingHTTPServer):
+    """A service that honours `Idempotency-Key`: it acts once per key, and answers a repeat with the first answer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), PaymentRequest)
+        self.requests: list[str] = []
+        self.refunds: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.acted = threading.Event()
+        self.answer_first = threading.Event()
+
+
+class PaymentRequest(BaseHTTPRequestHandler):
+    server: PaymentService
+
+    def do_POST(self) -> None:
+        service, key = self.server, self.headers["Idempotency-Key"]
+        with service.lock:
+            first = not service.requests
+            service.requests.append(key)
+            refund = service.refunds.setdefault(key, f"refund-{len(service.refunds) + 1}")
+        service.acted.set()
+        if first:
+            service.answer_first.wait(PATIENCE)  # the effect is done, its caller will not live to hear of it
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(refund.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def payments() -> Iterator[PaymentService]:
+    service = PaymentService()
+    serving = threading.Thread(target=service.serve_forever)
+    serving.start()
+    yield service
+    service.answer_first.set()
+    service.shutdown()
+    service.server_close()
+    serving.join()
+
+
+@pytest.mark.kafka
+async def test_an_idempotent_call_whose_worker_died_runs_again_with_the_same_key_and_acts_once(
+    rig: Rig, processes: Processes, payments: PaymentService
+) -> None:
+    url = f"http://127.0.0.1:{payments.server_port}/refunds"
+    worker = processes.start()
+    rig.produce(rig.event(tool="pay.refund", arguments={"order": "o-1", "url": url}))
+    assert await asyncio.to_thread(payments.acted.wait, PATIENCE)
+    worker.kill()
+    processes.start()
+    (outcome,) = await rig.outcomes(1)
+    assert (outcome["status"], outcome["attempt"]) == ("succeeded", 2)
+    assert outcome["result"] == {"refund": "refund-1", "attempt": 2}
+    assert payments.requests == [outcome["invocation_key"]] * 2
+    assert payments.refunds == {outcome["invocation_key"]: "refund-1"}
 
 
 async def test_sigterm_drains_and_leaves_with_0(rig: Rig, processes: Processes, tmp_path: Path) -> None:
