@@ -35,7 +35,9 @@ def set_up_logs(form: Literal["json", "console"], redact: Redact, *, debug: bool
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_last(form)],
         )
     )
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
     logging.getLogger("fencepost").setLevel(level)
     for package in ("schemas", "ledger", "dispatch", "worker"):
         logging.getLogger(f"fencepost_{package}").setLevel(level)
