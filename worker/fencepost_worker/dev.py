@@ -71,9 +71,7 @@ def _open_tickets(opened: ExitStack, data: Path | None) -> str:
     folder = data or Path(tempfile.mkdtemp(prefix="fencepost-tickets-"))
     if data is None:
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
-    tickets = TicketSystem(folder / "tickets.sqlite")
-    opened.callback(tickets.close)
-    tickets.open()
+    tickets = opened.enter_context(TicketSystem(folder / "tickets.sqlite"))
     os.environ[URL] = tickets.url
     return tickets.url
 

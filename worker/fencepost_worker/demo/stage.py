@@ -39,9 +39,7 @@ class Stage:
                 self.broker.create_topic(topic, partitions)
             migrate(self.postgres.dsn())
             self.desk = opened.enter_context(Desk(self.postgres.dsn()))
-            self.tickets = TicketSystem(self._folder / "tickets.sqlite")
-            opened.callback(self.tickets.close)
-            self.tickets.open()
+            self.tickets = opened.enter_context(TicketSystem(self._folder / "tickets.sqlite"))
             self.workers: dict[int, Guarded] = {}
             opened.callback(self._kill_all)
             self._start_workers()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Ticket:
 
 
 class TicketSystem:
-    """The service, at `url`; serves from `open` to `close`."""
+    """The service, at `url`; a context manager."""
 
     def __init__(self, file: Path) -> None:
         self._database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
@@ -38,10 +38,11 @@ class TicketSystem:
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}/tickets"
 
-    def open(self) -> None:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="tickets", daemon=True).start()
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._prompt.set()
         self._server.shutdown()
         self._server.server_close()
