@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -83,7 +82,9 @@ def doctor(context: typer.Context, json: Json = False) -> None:
 
 def demo(json: Json = False) -> None:
     """Run the main job on embedded services, with redeliveries, a crash and a zombie; exit 0 if every promise held."""
-    raise typer.Exit(_later("demo").run_demo(json=json))
+    from fencepost_worker.demo import run_demo  # noqa: PLC0415
+
+    raise typer.Exit(run_demo(json=json))
 
 
 def dev(
@@ -96,9 +97,11 @@ def dev(
     ] = None,
 ) -> None:
     """Run an embedded broker, Postgres and worker until Ctrl-C; prints the addresses to use."""
+    from fencepost_worker.dev import run_dev  # noqa: PLC0415
+
     here()
     chosen = options(context)
-    raise typer.Exit(_later("dev").run_dev(tools or [], data=data, config=chosen.config, debug=chosen.debug))
+    raise typer.Exit(run_dev(tools or [], data=data, config=chosen.config, debug=chosen.debug))
 
 
 def here() -> None:
@@ -116,7 +119,3 @@ def report(findings: Iterable[Finding], json: bool) -> None:
             )
         else:
             output.line(f"{finding.level:<8} {finding}")
-
-
-def _later(name: str) -> Any:
-    return importlib.import_module(f"fencepost_worker.{name}")
