@@ -18,7 +18,7 @@ import structlog
 
 from fencepost_ledger.admit import admit
 from fencepost_ledger.case import Holding, House
-from fencepost_ledger.connect import connect, is_conflict, is_not_migrated, is_unavailable, unreachable
+from fencepost_ledger.connect import PATIENCE, connect, is_conflict, is_not_migrated, is_unavailable, unreachable
 from fencepost_ledger.fence import raise_generations
 from fencepost_ledger.settle import finalize, settle
 from fencepost_ledger.verdicts import Admit, Failed, Finalize, Op, Raise, Settle
@@ -137,7 +137,7 @@ class GroupCommit(threading.Thread):
     def _transact(self, batch: list[Entry]) -> list[Any]:
         self._holding.drop()
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._dsn, options=_PLANS)
+            self._connection = connect(self._dsn, patience=PATIENCE, options=_PLANS)
         answers = transact(self._connection, [op for op, _ in batch], self._house, self._holding)
         self._holding.keep()
         return answers

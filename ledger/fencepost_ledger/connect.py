@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -16,8 +18,10 @@ _DEFAULTS: dict[str, str | int] = {
     "tcp_user_timeout": 30_000,
 }
 
-# The database asks for patience: another try of the same transaction may succeed. A unique violation: somebody took
-# the position between our look and our write, and the next look sees them.
+# How long an answer may take, in seconds: longer than any honest wait for a lock.
+PATIENCE = 60.0
+# Another try of the same transaction may succeed. A unique violation: somebody took the position between our look and
+# our write, and the next look sees them.
 _CONFLICT = (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable, errors.UniqueViolation)
 # SQLSTATEs of a server that is there and cannot serve us now (restart, failover to a standby, full disk, rights not yet
 # granted), by class and by code (Postgres docs, appendix A). Class 54, a program's limit, is the item's own fault.
@@ -32,19 +36,33 @@ class NotMigrated(Exception):
     """The ledger's schema is not there or not of this version: run `fencepost migrate`."""
 
 
-def connect(dsn: str, **overrides: str | int) -> psycopg.Connection[tuple[object, ...]]:
+class _Impatient(psycopg.Connection[tuple[object, ...]]):
+    patience: float | None = None
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        return super().wait(gen, interval, self.patience if timeout is None else timeout)
+
+
+def connect(
+    dsn: str, *, patience: float | None = None, **overrides: str | int
+) -> psycopg.Connection[tuple[object, ...]]:
     """Open a connection; the DSN's own parameters win over our defaults.
+
+    After `patience` seconds without an answer to a statement it raises OperationalError: a frozen server (a paused
+    primary whose standby took over) keeps its connections open, and neither TCP nor its own time-outs end the wait.
 
     Raises:
         LedgerUnavailable: with one line that names the cure and never the password.
     """
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-        return psycopg.connect(make_conninfo("", **(_DEFAULTS | overrides | given)), autocommit=True)
+        connection = _Impatient.connect(make_conninfo("", **(_DEFAULTS | overrides | given)), autocommit=True)
     except psycopg.ProgrammingError:
         raise LedgerUnavailable("FENCEPOST_LEDGER_DSN is not a connection string: postgresql://user@host/db") from None
     except psycopg.OperationalError as error:
         raise LedgerUnavailable(unreachable(dsn, error)) from None
+    connection.patience = patience
+    return connection
 
 
 def unreachable(dsn: str, error: Exception) -> str:

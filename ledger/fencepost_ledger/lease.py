@@ -24,7 +24,7 @@ class LeaseKeeper(threading.Thread):
     """Renews every call in flight in one statement, four times per lease.
 
     Args:
-        on_lost: called in this thread with the terms that this process no longer holds.
+        on_lost: called in this thread, once, with the terms that this process no longer holds.
         on_lapse: called in this thread with True when nothing could be renewed for a whole lease, False when it could.
     """
 
@@ -42,15 +42,16 @@ class LeaseKeeper(threading.Thread):
         self._lease = house.lease / timedelta(seconds=1)
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._reported: set[Term] = set()
         self._lapsed = False
         self._renewed_at = time.monotonic()
+        self._pause = self._lease / 4
 
     def stop(self) -> None:
         self._stopping.set()
 
     def run(self) -> None:
-        # An answer that takes longer than a quarter of the lease is no answer: the next try opens a new connection.
-        while not self._stopping.wait(self._lease / 4):
+        while not self._stopping.wait(self._pause):
             self._turn()
         self._drop_connection()
 
@@ -61,13 +62,14 @@ class LeaseKeeper(threading.Thread):
         except (psycopg.Error, LedgerUnavailable) as error:
             log.warning("leases not renewed", error=type(error).__name__)
             self._drop_connection()
-            self._judge(began)
+            self._pause = self._lease / 16  # there is no time to lose
         else:
             self._renewed_at = began
-            self._judge(began)
+            self._pause = self._lease / 4
+        self._judge()
 
-    def _judge(self, now: float) -> None:
-        lapsed = now - self._renewed_at >= self._lease
+    def _judge(self) -> None:
+        lapsed = time.monotonic() - self._renewed_at >= self._lease
         if lapsed != self._lapsed:
             self._lapsed = lapsed
             self._on_lapse(lapsed)
@@ -76,25 +78,27 @@ class LeaseKeeper(threading.Thread):
         if not terms:
             return
         cur = self._cursor()
-        items = json.dumps([_item(term) for term in sorted(terms, key=lambda t: (t.execution_id, t.key))])
+        items = json.dumps([_item(term) for term in sorted(terms, key=_order)])
         params = {"items": items, "holder": self._house.holder, "lease": self._house.lease}
         if cur.execute(sql.RENEW.encode(), params).rowcount < len(terms):
             self._report(terms, {(e, bytes(k)) for e, k in cur.execute(sql.STILL_MINE.encode(), params)})
 
     def _report(self, asked: list[Term], mine: set[tuple[str, bytes]]) -> None:
         held = set(self._holding.terms())  # what ended meanwhile is not lost
-        lost = [term for term in asked if (term.execution_id, term.key) not in mine and term in held]
-        if lost:
-            self._on_lost(lost)
+        lost = {term for term in asked if (term.execution_id, term.key) not in mine and term in held}
+        if new := lost - self._reported:
+            self._on_lost(sorted(new, key=_order))
+        self._reported = lost
 
     def _cursor(self) -> psycopg.Cursor[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
-            patience = max(1, int(self._lease / 4))
+            # An answer that takes longer than a quarter of the lease is no answer: the next try opens a new connection.
+            patience = self._lease / 4
             self._connection = connect(
                 self._dsn,
-                connect_timeout=patience,
-                tcp_user_timeout=patience * 1000,
-                options=f"-c statement_timeout={patience * 1000} -c enable_seqscan=off",
+                patience=patience,
+                connect_timeout=max(1, int(patience)),
+                options=f"-c statement_timeout={int(patience * 1000)} -c enable_seqscan=off",
             )
         return self._connection.cursor()
 
@@ -102,6 +106,10 @@ class LeaseKeeper(threading.Thread):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+def _order(term: Term) -> tuple[str, bytes]:
+    return term.execution_id, term.key
 
 
 def _item(term: Term) -> dict[str, Any]:

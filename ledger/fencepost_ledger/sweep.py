@@ -15,7 +15,7 @@ from fencepost_ledger import statements as sql
 from fencepost_ledger.admit import give_up
 from fencepost_ledger.calls import CallRow, call_row
 from fencepost_ledger.case import House
-from fencepost_ledger.connect import LedgerUnavailable, connect
+from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect
 
 # One sweeper at a time over the whole ledger; the number is arbitrary and ours.
 _LOCK = 7_102_035_114
@@ -47,7 +47,7 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
     Raises:
         LedgerUnavailable, psycopg.Error
     """
-    with connect(dsn) as connection, connection.cursor() as cur:
+    with connect(dsn, patience=PATIENCE) as connection, connection.cursor() as cur:
         if cur.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
             return None
         orphans = _orphans(connection, house)
