@@ -246,6 +246,11 @@ def _last_fatal(log: Path) -> str:
     return fatal[-1] if fatal else "it said nothing"
 
 
+# A member of a KIP-848 group that is killed is missed after this long.
+_SESSION_MS = 6_000
+_HEARTBEAT_MS = 500
+
+
 class EmbeddedBroker:
     """The broker inside librdkafka (``test.mock.num.brokers``), as a context manager; real TCP at 127.0.0.1.
 
@@ -275,7 +280,9 @@ class EmbeddedBroker:
         bootstraps = self._function("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p)
         self.bootstrap = (bootstraps(self._cluster()) or b"").decode()
         # Three seconds of waiting for further members serve nobody on one machine.
-        self._function("rd_kafka_mock_group_initial_rebalance_delay_ms", None)(self._cluster(), ctypes.c_int32(0))
+        self._set("rd_kafka_mock_group_initial_rebalance_delay_ms", 0)
+        self._set("rd_kafka_mock_set_group_consumer_heartbeat_interval_ms", _HEARTBEAT_MS)
+        self._set("rd_kafka_mock_set_group_consumer_session_timeout_ms", _SESSION_MS)
         return self
 
     def close(self) -> None:
@@ -301,6 +308,9 @@ class EmbeddedBroker:
         function = self._library[name]
         function.restype = returns
         return function
+
+    def _set(self, name: str, milliseconds: int) -> None:
+        self._function(name, None)(self._cluster(), ctypes.c_int32(milliseconds))
 
     def _cluster(self) -> ctypes.c_void_p:
         if self._client is None:

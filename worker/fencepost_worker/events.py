@@ -33,18 +33,20 @@ class Bury:
     message: str
 
 
+class Unburied(Exception):
+    """A record that neither the ledger nor the dead-letter topic can take: the worker must not go past it."""
+
+
 def event(record: Record, decoded: Decoded | Poison, paths: Paths) -> Event:
     """A record's way: decode → admit → execute → finalize → publish; what it returns is settled, then the offset is."""
     if isinstance(decoded, Poison):
-        yield Bury(record, decoded.code, decoded.message)
-        return None
+        return (yield from buried(record, decoded.code, decoded.message))
     if isinstance(decoded.event, Fence):
         return (yield from _fence(record, decoded.event))
     try:
         answer = yield from paths.path(_delivery(record, decoded, decoded.event))
     except LedgerRefused as error:
-        yield Bury(record, "ledger_refused", str(error))
-        return None
+        return (yield from buried(record, "ledger_refused", str(error)))
     return (yield from published(answer, decoded.trace))
 
 
@@ -61,16 +63,27 @@ def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
     return answer.settle
 
 
+def buried(record: Record, code: str, message: str) -> Event:
+    """Publish as a dead letter; it is never dropped.
+
+    Raises:
+        Unburied: it is too large for the dead-letter topic.
+    """
+    error = yield Bury(record, code, message)
+    if error is not None:
+        raise Unburied("a dead letter does not fit: raise max.message.bytes of the dead-letter topic")
+    return None
+
+
 def _fence(record: Record, fence: Fence) -> Event:
     answer: Rejected | Failed | None = yield Lift(Raise(fence.execution_id, fence.node_id, fence.generation))
     match answer:
         case None:
             return None
         case Rejected(code, message):
-            yield Bury(record, code, message)
+            return (yield from buried(record, code, message))
         case Failed(error):
-            yield Bury(record, "ledger_refused", f"{type(error).__name__}: {error}")
-    return None
+            return (yield from buried(record, "ledger_refused", f"{type(error).__name__}: {error}"))
 
 
 def _delivery(record: Record, decoded: Decoded, dispatch: Dispatch) -> Delivery:

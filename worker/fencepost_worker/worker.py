@@ -22,7 +22,7 @@ from fencepost_ledger.verdicts import Settle
 from fencepost_schemas import Decoded, Poison, decode, encode_outcome
 from fencepost_worker.consumer import PollThread
 from fencepost_worker.deadletter import DeadLetterLimit, dead_letter
-from fencepost_worker.events import Bury, Event, Publish, event, left
+from fencepost_worker.events import Bury, Event, Publish, Unburied, buried, event, left
 from fencepost_worker.lanes import Lanes, lane_of
 from fencepost_worker.limits import Limits
 from fencepost_worker.publisher import Publisher
@@ -136,9 +136,14 @@ class Worker:
 
     def _ended(self, record: Record, lane: Any, settled: Settle | None, error: BaseException | None) -> None:
         self._leave(lane)
+        if isinstance(error, Unburied):
+            log.error("a record could not be buried", **_where(record))
+            self._fatal(error)
+            return
         if error is not None:
             log.error("a record could not be handled", **_where(record), exc_info=error)
-            self._engine.launch(_buried(record, error), partial(self._ended, record, None))
+            reason = f"{type(error).__name__}: {error}"
+            self._engine.launch(buried(record, "internal_error", reason), partial(self._ended, record, None))
             return
         if settled is not None:
             self._engine.settle(settled)
@@ -262,11 +267,6 @@ def _membership(settings: Settings) -> dict[str, Any]:
     if settings.group_instance_id is not None:
         group["group.instance.id"] = settings.group_instance_id
     return group
-
-
-def _buried(record: Record, error: BaseException) -> Event:
-    yield Bury(record, "internal_error", f"{type(error).__name__}: {error}")
-    return None
 
 
 def _where(record: Record) -> dict[str, Any]:
