@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -43,37 +40,30 @@ def run_dev(tools: list[str], *, data: Path | None = None, config: Path | None =
         EmbeddedUnavailable, SettingsError, ToolsNotLoaded: one line with the cure.
     """
     with sigterm_unwinds(), ExitStack() as opened:
-        settings = _open(opened, data, config)
+        given = Settings.load(config)  # a wrong setting is said before anything starts
+        postgres = opened.enter_context(EmbeddedPostgres(None if data is None else data / "postgres"))
+        broker = opened.enter_context(EmbeddedBroker())
+        settings = _settings(given, config, kafka_bootstrap=broker.bootstrap, ledger_dsn=postgres.dsn())
+        migrate(postgres.dsn())
+        create(settings.kafka_config(), settings)
+        _export(FENCEPOST_KAFKA_BOOTSTRAP=broker.bootstrap, FENCEPOST_LEDGER_DSN=postgres.dsn())
         set_up_logs(settings.log_format, settings.redact, debug=debug)
         if not tools:
-            tickets = _open_tickets(opened, data)
-            _say("Paste the two lines into another shell, and file a ticket there:", _EXAMPLE, f"curl {tickets}")
+            tickets = opened.enter_context(TicketSystem(postgres.folder / "tickets.sqlite"))
+            os.environ[URL] = tickets.url
+            _say("Paste the two lines into another shell, and file a ticket there:", _EXAMPLE, f"curl {tickets.url}")
         return uvloop.run(run_worker(settings, tools or [_DEMO_TOOLS]))
 
 
-def _open(opened: ExitStack, data: Path | None, config: Path | None) -> Settings:
-    given = Settings.load(config)  # a wrong setting is said before anything starts
-    postgres = opened.enter_context(EmbeddedPostgres(None if data is None else data / "postgres"))
-    broker = opened.enter_context(EmbeddedBroker())
-    services: dict[str, Any] = {"kafka_bootstrap": broker.bootstrap, "ledger_dsn": postgres.dsn(), "kafka": _FETCH_WAIT}
+def _settings(given: Settings, config: Path | None, **services: str) -> Settings:
     easy = {name: value for name, value in _EASY.items() if name not in given.model_fields_set}
-    settings = Settings.load(config, **easy, **services)
-    migrate(postgres.dsn())
-    create(settings.kafka_config(), settings)
-    for name in ("kafka_bootstrap", "ledger_dsn"):
-        sys.stdout.write(f"export FENCEPOST_{name.upper()}={shlex.quote(services[name])}\n")
+    return Settings.load(config, **easy, **services, kafka=_FETCH_WAIT)
+
+
+def _export(**settings: str) -> None:
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in settings.items()]
+    sys.stdout.write("".join(lines))
     sys.stdout.flush()
-    return settings
-
-
-def _open_tickets(opened: ExitStack, data: Path | None) -> str:
-    """The demo's ticket system → its URL, where the demo's tools find it."""
-    folder = data or Path(tempfile.mkdtemp(prefix="fencepost-tickets-"))
-    if data is None:
-        opened.callback(shutil.rmtree, folder, ignore_errors=True)
-    tickets = opened.enter_context(TicketSystem(folder / "tickets.sqlite"))
-    os.environ[URL] = tickets.url
-    return tickets.url
 
 
 def _say(*lines: str) -> None:

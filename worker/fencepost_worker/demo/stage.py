@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
 from fencepost_ledger import CallRow, Desk, State, migrate
@@ -31,9 +28,8 @@ class Stage:
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
-            self._folder = Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
-            opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.postgres = opened.enter_context(EmbeddedPostgres())
+            self._folder = self.postgres.folder  # temporary, and gone even when this process is killed
             self.broker = opened.enter_context(EmbeddedBroker())
             for topic, partitions in ((DISPATCH, PARTITIONS), (OUTCOME, WORKERS), (DEAD_LETTER, 1)):
                 self.broker.create_topic(topic, partitions)
@@ -54,7 +50,7 @@ class Stage:
     def _start_workers(self) -> None:
         for number in range(1, WORKERS + 1):
             log = self._folder / f"worker-{number}.log"
-            worker = Guarded(_COMMAND, log=log, env=self._environment(), remove=self._folder)
+            worker = Guarded(_COMMAND, log=log, env=self._environment())
             self.workers[worker.pid] = worker
 
     def _environment(self) -> dict[str, str]:
