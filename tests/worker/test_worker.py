@@ -422,3 +422,17 @@ async def test_by_key_the_calls_of_a_node_run_one_at_a_time_and_in_order(rig: Ri
         outcomes = await rig.outcomes(30)
     assert {o["status"] for o in outcomes} == {"succeeded"}
     assert order == list(range(30))
+
+
+@pytest.mark.kafka
+async def test_a_dead_letter_that_does_not_fit_stops_the_worker_and_is_not_passed_over(
+    rig: Rig, broker: Broker, create: Any
+) -> None:
+    small = broker.new_topic("tool.dead-letter", 1, {"max.message.bytes": "2000"})
+    async with rig.worker(create, dead_letter_topic=small) as worker:
+        rig.produce(b"x" * 5_000, partition=0)
+        await asyncio.wait_for(asyncio.shield(worker._ending), 20)
+    assert rig.exit_code == 1
+    lookup = Lookup(broker.bootstrap, rig.group)
+    assert not lookup.committed(rig.topics.dispatch, 0)
+    lookup.close()
