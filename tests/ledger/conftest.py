@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from services.holder import Book, Holder
+from services.holder import Book, Holder, Writer
 from services.postgres import Postgres
 
 NewHolder = Callable[..., Holder]
@@ -59,3 +59,10 @@ def holder(new_holder: NewHolder) -> Holder:
 @pytest.fixture
 def other(new_holder: NewHolder, holder: Holder) -> Holder:
     return new_holder()
+
+
+@pytest.fixture
+def writer(book: Book, holder: Holder) -> Iterator[Writer]:
+    """A writer thread in the name of `holder`."""
+    with closing(Writer(book.dsn, holder.house)) as writer:
+        yield writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg
 
 from fencepost_ledger import CallRow, State, Term
-from fencepost_ledger.batch import transact
+from fencepost_ledger.batch import GroupCommit, transact
 from fencepost_ledger.calls import COLUMNS, call_row
 from fencepost_ledger.case import Holding, House
 from fencepost_ledger.verdicts import Admit, Finalize, Finalized, Op, Policy, Start, Verdict
@@ -171,6 +172,13 @@ class Book:
         """Return once the server's process `pid` waits for a lock."""
         self.wait(lambda: self.ask("SELECT cardinality(pg_blocking_pids(%s)) > 0", pid) == [(True,)])
 
+    def wait_writer_blocked(self) -> int:
+        """Return the writer thread's server process once it waits for a lock."""
+        blocked = """SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost'
+            AND datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"""
+        self.wait(lambda: bool(self.ask(blocked)))
+        return int(self.ask(blocked)[0][0])
+
     def wait(self, holds: Callable[[], bool]) -> None:
         """Return once `holds`, asked again with every round trip to the server."""
         until = time.monotonic() + PATIENCE
@@ -180,6 +188,41 @@ class Book:
 
     def close(self) -> None:
         self.connection.close()
+
+
+class Writer:
+    """The ledger's own writer thread; `ask` waits for the answers, `heard` is what it said of its health."""
+
+    def __init__(self, dsn: str, house: House) -> None:
+        self.heard: queue.Queue[str | None] = queue.Queue()
+        self.batches: list[int] = []
+        self._answers: queue.Queue[tuple[int, Any]] = queue.Queue()
+        self.thread = GroupCommit(dsn, house, Holding(), self._deliver, self.heard.put)
+        self.thread.start()
+
+    def _deliver(self, answers: list[tuple[int, Any]]) -> None:
+        self.batches.append(len(answers))
+        for answer in answers:
+            self._answers.put(answer)
+
+    def submit(self, *ops: Op) -> None:
+        self.thread.submit([(op, number) for number, op in enumerate(ops)])
+
+    def answers(self, count: int) -> list[Any]:
+        """The next `count` answers, in the order in which they were asked for."""
+        return [answer for _, answer in sorted((self._answers.get(timeout=PATIENCE) for _ in range(count)), key=_first)]
+
+    def ask(self, *ops: Op) -> list[Any]:
+        self.submit(*ops)
+        return self.answers(len(ops))
+
+    def close(self) -> None:
+        self.thread.stop()
+        self.thread.join(PATIENCE)
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
 
 
 class Thread(threading.Thread):
