@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from fencepost_dispatch.execute import Ended
-from fencepost_ledger import CallRow, Source, State
+from fencepost_ledger import CallRow, Ruling, Source, State
 from fencepost_ledger.verdicts import (
     Admitted,
     Diverged,
@@ -74,6 +73,7 @@ def executed(
         result=None if ended.result is None else loads(ended.result),
         error=ended.error,
         started_at=start.started_at,
+        resolution=_resolution(start.ruling),
         finished_at=end.finished_at,
         worker=worker,
     )
@@ -152,7 +152,7 @@ def _outcome(delivery: Delivery, admitted: Admitted, status: Status, **rest: Any
 
 
 def _replayed(delivery: Delivery, admitted: Admitted, row: CallRow, max_attempts: int) -> Answer:
-    retryable = row.retryable and row.decided_by is None and row.attempt < max_attempts
+    retryable = row.retryable and not row.decided and row.attempt < max_attempts
     outcome = _outcome(delivery, admitted, _STATUS[row.state], replayed=True, retryable=retryable, **_recorded(row))
     # The row's own event speaks for the row; another event of the same call leaves that to it, or to the sweeper.
     return Answer(outcome, _settle(row) if row.event_id == delivery.dispatch.event_id else None)
@@ -187,15 +187,15 @@ def _recorded(row: CallRow) -> dict[str, Any]:
         "result": _json(row.result),
         "result_ref": None if ref is None else ResultRef(**ref),
         "error": None if error is None else OutcomeError(**error),
-        "resolution": _resolution(row.decided_by, row.decided_reason, row.decided_at),
+        "resolution": _resolution(row.ruling),
         "started_at": row.started_at,
         "finished_at": row.finished_at,
         "worker": row.holder,
     }
 
 
-def _resolution(by: str | None, reason: str | None, at: datetime | None) -> Resolution | None:
-    return None if by is None or reason is None or at is None else Resolution(by=by, reason=reason, at=at)
+def _resolution(ruling: Ruling | None) -> Resolution | None:
+    return None if ruling is None else Resolution(by=ruling.by, reason=ruling.reason, at=ruling.at)
 
 
 def _settle(row: CallRow) -> Settle:

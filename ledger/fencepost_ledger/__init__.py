@@ -18,16 +18,21 @@ fence column, the generation under which the current attempt was started. The *a
 often this call was started. Every write names the attempt (or the revision, which counts every change of state) and
 looks at the number of rows that it changed: zero means that somebody else moved the call.
 
+**Rulings.** A person, or the probe, decides how one attempt ended (`decided_attempt`), or a person releases it. Nothing
+overwrites that, the late truth of the attempt included. Once the call has started again, the ruling stays on the row
+and on the outcomes, and decides nothing any more.
+
 **Memory.** It is an operational record that remembers `TTL_HOURS`, explicitly not an audit trail. What still needs
 somebody (executing, unacknowledged, undecided) is never forgotten: it stands in `unsettled` as well.
 
 **Clock.** Leases, deadlines and memory are judged by the database's clock alone.
 """
 
-from fencepost_ledger.calls import CallRow, Source, State, Term
+from fencepost_ledger.calls import CallRow, Ruling, Source, State, Term
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated
 from fencepost_ledger.desk import Ambiguous, Desk, Execution, NotFound, OrgConflict
 from fencepost_ledger.ledger import Ledger, new_holder
+from fencepost_ledger.rulings import Moved
 from fencepost_ledger.schema import migrate, require_current, schema_status
 from fencepost_ledger.sweep import Swept, sweep
 
@@ -38,9 +43,11 @@ __all__ = [
     "Execution",
     "Ledger",
     "LedgerUnavailable",
+    "Moved",
     "NotFound",
     "NotMigrated",
     "OrgConflict",
+    "Ruling",
     "Source",
     "State",
     "Swept",

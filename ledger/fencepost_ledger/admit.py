@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fencepost_ledger import statements as sql
-from fencepost_ledger.calls import CallRow, State, Term, call_row
+from fencepost_ledger.calls import CallRow, Ruling, State, Term, call_row
 from fencepost_ledger.case import Case, Holding, House, Key, Node, Rows, run, select, still_open
 from fencepost_ledger.decide import Decision, Found, GiveUp, Rearm, Resume, decide
 from fencepost_ledger.diverge import Claim, New, Own, turn
@@ -145,9 +145,9 @@ def _reserve(cur: Rows, cases: list[Case], house: House, holding: Holding, now: 
         _start(case, Term(execution_id, case.key, 1), now, holding)
 
 
-def _start(case: Case, term: Term, started_at: datetime, holding: Holding) -> None:
+def _start(case: Case, term: Term, started_at: datetime, holding: Holding, ruling: Ruling | None = None) -> None:
     holding.grant(term)
-    case.verdict = Start(term, term.attempt, started_at)
+    case.verdict = Start(term, term.attempt, started_at, ruling)
 
 
 def _call(case: Case) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _rearm(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: 
     free = {(*case.node, case.item.call_index): (case, row) for case, row in reversed(pairs) if case.verdict is None}
     if not free:
         return
-    first = {case.id: case for case, _ in free.values()}
+    first = {case.id: (case, row) for case, row in free.values()}
     items = [
         {
             "e": row.execution_id,
@@ -285,7 +285,8 @@ def _rearm(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: 
     ]
     params = {"holder": house.holder, "lease": house.lease, "ttl": house.ttl, "now": now}
     for execution_id, key, attempt in run(cur, sql.REARM, items, **params):
-        _start(first[execution_id, bytes(key)], Term(execution_id, bytes(key), attempt), now, holding)
+        case, row = first[execution_id, bytes(key)]
+        _start(case, Term(execution_id, row.key, attempt), now, holding, row.ruling)
 
 
 def _resume(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding: Holding) -> None:
@@ -296,7 +297,7 @@ def _resume(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding:
     items = [{"e": e, "k": key.hex(), "a": row.attempt} for (e, key), (_, row) in free.items()]
     for execution_id, key in run(cur, sql.RENEW, items, holder=house.holder, lease=house.lease):
         case, row = free[execution_id, bytes(key)]
-        _start(case, row.term, row.started_at, holding)
+        _start(case, row.term, row.started_at, holding, row.ruling)
 
 
 def _found(cur: Rows, case: Case, row: CallRow, result: str | None) -> None:

@@ -49,6 +49,15 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a person, or the tool's probe, decided about an unknown outcome: by whom, why and when."""
+
+    by: str
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class CallRow:
     """One row of `fencepost.calls`; the fields are its columns, in the order in which statements select them.
 
@@ -79,6 +88,7 @@ class CallRow:
     decided_reason: str | None
     decided_evidence: str | None
     decided_at: datetime | None
+    decided_attempt: int | None
     claimed_by: bytes | None
     claimed_generation: int | None
     claimed_index: int | None
@@ -93,6 +103,18 @@ class CallRow:
     def term(self) -> Term:
         """The attempt that this row was read at."""
         return Term(self.execution_id, self.key, self.attempt)
+
+    @property
+    def decided(self) -> bool:
+        """Whether somebody ruled how this attempt ended: nothing overwrites that, and nothing starts it again."""
+        return self.decided_attempt == self.attempt and self.state is not State.released
+
+    @property
+    def ruling(self) -> Ruling | None:
+        """The last ruling, of this attempt (`decided`, or released) or of an earlier one."""
+        if self.decided_by is None or self.decided_reason is None or self.decided_at is None:
+            return None
+        return Ruling(self.decided_by, self.decided_reason, self.decided_at)
 
     def as_json(self) -> dict[str, Any]:
         """The row for people and programs: keys in hex, times in RFC 3339, JSON columns as JSON."""

@@ -44,7 +44,7 @@ def decide(row: CallRow, policy: Policy, *, holder: str, running: bool, probe: P
         case State.completed:
             return Replay(row)
         case State.failed:
-            again = row.retryable and row.decided_by is None and _attempts_left(row, policy)
+            again = row.retryable and not row.decided and _attempts_left(row, policy)
             return Rearm() if again else Replay(row)
         case State.released:
             return Rearm()
@@ -84,7 +84,7 @@ def _probed(row: CallRow, policy: Policy, probe: Probe | None) -> Decision:
 
 
 def _safe_to_rerun(row: CallRow, policy: Policy) -> bool:
-    return policy.effect == "idempotent" and row.decided_by is None and _attempts_left(row, policy)
+    return policy.effect == "idempotent" and not row.decided and _attempts_left(row, policy)
 
 
 def _attempts_left(row: CallRow, policy: Policy) -> bool:

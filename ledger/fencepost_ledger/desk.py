@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import TracebackType
@@ -10,8 +11,11 @@ from typing import Any, Self
 
 import psycopg
 
-from fencepost_ledger.calls import COLUMNS, CallRow, State, call_row
-from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, is_not_migrated, unreachable
+from fencepost_ledger import statements as sql
+from fencepost_ledger.calls import COLUMNS, CallRow, Source, State, call_row
+from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, is_conflict, is_not_migrated, unreachable
+from fencepost_ledger.isolation import NARROW
+from fencepost_ledger.rulings import Judgement, Moved, did_not_happen, happened
 
 _ROW = ", ".join(f"c.{name}" for name in COLUMNS)
 _LEASE = "c.lease_until < clock_timestamp(), NULL::boolean"
@@ -49,12 +53,15 @@ class Execution:
 class Desk:
     """One connection to the ledger, for trusted callers; a context manager.
 
+    With an `org` it is the desk of that org alone: what belongs to another one is not there, and cannot be made or
+    changed. Where row-level security applies, it is narrowed to that org as well (`fencepost_ledger.isolation`).
+
     Raises (every method):
         LedgerUnavailable, NotMigrated: with one line that names the cure.
     """
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+    def __init__(self, dsn: str, org: str | None = None) -> None:
+        self._dsn, self._org = dsn, org
         self._open: psycopg.Connection[tuple[Any, ...]] | None = None
 
     def __enter__(self) -> Self:
@@ -78,6 +85,8 @@ class Desk:
         Raises:
             OrgConflict: it is there under another org; a trusted row never changes hands.
         """
+        if self._org not in (None, org_id):
+            raise OrgConflict(f"this is the desk of {self._org!r}, not of {org_id!r}")
         new = self._run(
             "INSERT INTO fencepost.executions (execution_id, org_id) VALUES (%s, %s)"
             " ON CONFLICT (execution_id) DO NOTHING RETURNING 1",
@@ -86,7 +95,7 @@ class Desk:
         if new:
             return True
         found = self._run("SELECT org_id FROM fencepost.executions WHERE execution_id = %s", [execution_id])
-        if found and found[0][0] != org_id:
+        if not found or found[0][0] != org_id:  # not found: it is there, and hidden from us
             raise OrgConflict(f"execution {execution_id!r} belongs to another org than {org_id!r}")
         return False
 
@@ -94,8 +103,8 @@ class Desk:
         """No new call of it starts any more; what is recorded is still answered. Raises NotFound."""
         closed = self._run(
             "UPDATE fencepost.executions SET closed_at = coalesce(closed_at, now())"
-            " WHERE execution_id = %s RETURNING 1",
-            [execution_id],
+            f" WHERE execution_id = %(execution)s AND {_OURS} RETURNING 1",
+            {"execution": execution_id, "ours": self._org},
         )
         if not closed:
             raise NotFound(f"no execution {execution_id!r}: see `fencepost executions list`")
@@ -104,9 +113,9 @@ class Desk:
         """The trusted rows, oldest first."""
         statement = (
             "SELECT execution_id, org_id, opened_at, closed_at FROM fencepost.executions"
-            " WHERE %(org)s::text IS NULL OR org_id = %(org)s ORDER BY opened_at, execution_id"
+            f" WHERE (%(org)s::text IS NULL OR org_id = %(org)s) AND {_OURS} ORDER BY opened_at, execution_id"
         )
-        for row in self._stream(statement, {"org": org}):
+        for row in self._stream(statement, {"org": org, "ours": self._org}):
             yield Execution(*row)
 
     def redispatch(self, execution_id: str, node_id: str) -> int:
@@ -117,10 +126,11 @@ class Desk:
         """
         raised = self._run(
             "INSERT INTO fencepost.generations AS g (execution_id, node_id, generation)"
-            " SELECT x.execution_id, %s, 2 FROM fencepost.executions x WHERE x.execution_id = %s"
+            " SELECT execution_id, %(node)s, 2 FROM fencepost.executions"
+            f" WHERE execution_id = %(execution)s AND {_OURS}"
             " ON CONFLICT (execution_id, node_id) DO UPDATE SET generation = g.generation + 1, raised_at = now()"
             " RETURNING generation",
-            [node_id, execution_id],
+            {"node": node_id, "execution": execution_id, "ours": self._org},
         )
         if not raised:
             raise NotFound(f"no execution {execution_id!r}: open it with `fencepost executions open`")
@@ -133,9 +143,9 @@ class Desk:
         statement = f"""
             SELECT {_ROW}, {_LEASE} FROM {_source(state)} c
             WHERE (%(state)s::text IS NULL OR c.state = %(state)s) AND (%(org)s::text IS NULL OR c.org_id = %(org)s)
-              AND (%(execution)s::text IS NULL OR c.execution_id = %(execution)s)
+              AND (%(execution)s::text IS NULL OR c.execution_id = %(execution)s) AND {_OURS}
             ORDER BY c.started_at, c.key LIMIT %(limit)s"""
-        params = {"state": state, "execution": execution, "org": org, "limit": limit}
+        params = {"state": state, "execution": execution, "org": org, "ours": self._org, "limit": limit}
         for row in self._stream(statement, params):
             yield call_row(row)
 
@@ -148,13 +158,81 @@ class Desk:
         low, high = _range(key_prefix)
         # What an operator asks for is nearly always in the small table; the large one has no index by key alone.
         for source in (_OPEN, "fencepost.calls"):
-            statement = f"SELECT {_ROW}, {_LEASE} FROM {source} c WHERE c.key BETWEEN %s AND %s LIMIT 2"
-            rows = self._run(statement, [low, high])
+            statement = f"SELECT {_ROW}, {_LEASE} FROM {source} c WHERE c.key BETWEEN %(low)s AND %(high)s AND {_OURS}"
+            rows = self._run(statement + " LIMIT 2", {"low": low, "high": high, "ours": self._org})
             if len(rows) > 1:
                 raise Ambiguous(f"more than one call begins with {key_prefix}: give more digits")
             if rows and (source != _OPEN or len(key_prefix) == _KEY_HEX):
                 return call_row(rows[0])
         raise NotFound(f"no call begins with {key_prefix}: see `fencepost calls list`")
+
+    def resolve(
+        self,
+        shown: CallRow,
+        *,
+        by: str,
+        reason: str,
+        evidence: str | None = None,
+        succeeded: str | None = None,
+        failed: str | None = None,
+        message: str | None = None,
+    ) -> CallRow:
+        """Rule on an unknown outcome, as it was `shown` → the row as it is now. The sweeper publishes the ruling.
+
+        Either `succeeded`, the result as a JSON text, or `failed`, the code of an error (its `message` is the reason
+        unless given): then it did not happen, and is never run again. The same ruling once more is fine.
+
+        Raises:
+            ValueError: nothing or too much was said; `Refused` with a JSON path for a result that is no strict JSON.
+            Moved: the row is another one by now, or was no unknown outcome. NotFound.
+        """
+        who = {"by": by, "reason": reason, "evidence": evidence}
+        if succeeded is not None and failed is None:
+            return self._rule(shown, happened(succeeded, **who))
+        if failed is not None and succeeded is None:
+            return self._rule(shown, did_not_happen(failed, message, **who))
+        raise ValueError("say either what it succeeded with or why it failed")
+
+    def release(self, shown: CallRow, by: str, reason: str, evidence: str | None = None) -> CallRow:
+        """Let a call of unknown outcome, as it was `shown`, start again at its next delivery → the row as it is now.
+
+        The same release once more is fine, until the call has started again. Raises as `resolve` does.
+        """
+        return self._rule(shown, Judgement(State.released, by, reason, evidence))
+
+    def origin(self, row: CallRow) -> Source | None:
+        """Where on Kafka the event of the row's attempt came from; None when it came in process, or is forgotten."""
+        self._ours(row)
+        found = self._run(
+            'SELECT topic, partition, "offset" FROM fencepost.events WHERE execution_id = %s AND event_id = %s',
+            [row.execution_id, row.event_id],
+        )
+        return Source(*found[0]) if found and found[0][0] is not None else None
+
+    def _rule(self, shown: CallRow, judgement: Judgement) -> CallRow:
+        self._ours(shown)
+        which = {"execution": shown.execution_id, "key": shown.key, "revision": shown.revision}
+        if ruled := self._run(sql.RULE, judgement.as_params() | which):
+            return call_row(ruled[0])
+        now = self.call(shown.key.hex())
+        if judgement.stands(now, shown.attempt):
+            return now
+        raise Moved(now, shown.revision)
+
+    def _ours(self, row: CallRow) -> None:
+        if self._org not in (None, row.org_id):
+            raise NotFound(f"no such call of {self._org!r}: see `fencepost calls list`")
+
+    @contextmanager
+    def _narrowed(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """The connection; where row-level security applies, it sees the desk's org alone until the block ends."""
+        connection = self._connection()
+        if self._org is None:
+            yield connection
+            return
+        with connection.transaction():
+            connection.execute(NARROW.encode(), [self._org])
+            yield connection
 
     def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._open is None or self._open.closed:
@@ -162,15 +240,17 @@ class Desk:
         return self._open
 
     def _run(self, statement: str, params: Any) -> list[tuple[Any, ...]]:
-        try:
-            return self._connection().execute(statement.encode(), params).fetchall()
-        except psycopg.Error as error:
-            raise self._sorted(error) from None
+        while True:
+            try:
+                with self._narrowed() as connection:
+                    return connection.execute(statement.encode(), params).fetchall()
+            except psycopg.Error as error:
+                if not is_conflict(error):  # else a worker was in the way, and it was rolled back whole
+                    raise self._sorted(error) from None
 
     def _stream(self, statement: str, params: Any) -> Iterator[tuple[Any, ...]]:
         try:
-            connection = self._connection()
-            with connection.transaction(), connection.cursor("listing") as cur:
+            with self._narrowed() as connection, connection.transaction(), connection.cursor("listing") as cur:
                 cur.itersize = _CHUNK
                 yield from cur.execute(statement.encode(), params)
         except psycopg.Error as error:
@@ -183,6 +263,8 @@ class Desk:
         return LedgerUnavailable(unreachable(self._dsn, error))
 
 
+# Of the desk's org, when it has one; no table is named twice in a statement with it.
+_OURS = "(%(ours)s::text IS NULL OR org_id = %(ours)s)"
 _OPEN = "(SELECT c.* FROM fencepost.unsettled u JOIN fencepost.calls c USING (execution_id, key))"
 
 

@@ -60,7 +60,7 @@ def _unheard(cur: Rows, ends: list[Finalize], house: House) -> dict[Term, Finali
 
 
 def _is(end: Finalize, row: CallRow, house: House) -> bool:
-    mine = (row.attempt, row.holder) == (end.term.attempt, house.holder) and row.decided_by is None
+    mine = (row.attempt, row.holder) == (end.term.attempt, house.holder) and not row.decided
     # Somebody who gave it up leaves the holder and an error of their own.
     return mine and (row.state, row.error) == (end.state, end.error)
 

@@ -114,13 +114,13 @@ RETURNING c.execution_id, c.key
 # change of state, so a lease that must be over is asked for beside it.
 _AS_READ = f"{_BY_KEY} AND c.revision = i.r AND (c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
 
+# What was decided about an earlier attempt stays on the row, and no longer decides.
 REARM = f"""
 WITH changed AS (
     UPDATE fencepost.calls c SET attempt = c.attempt + 1, state = 'executing', generation = i.g, holder = %(holder)s,
         lease_until = clock_timestamp() + %(lease)s, event_id = i.v, tool_call_id = i.c, metadata = i.m,
         started_at = %(now)s, expires_at = greatest(c.expires_at, %(now)s + %(ttl)s),
-        finished_at = NULL, result = NULL, result_ref = NULL, error = NULL, retryable = false,
-        decided_by = NULL, decided_reason = NULL, decided_evidence = NULL, decided_at = NULL, revision = c.revision + 1
+        finished_at = NULL, result = NULL, result_ref = NULL, error = NULL, retryable = false, revision = c.revision + 1
     FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, g bigint, v text, c text, m text)
     WHERE {_AS_READ}
     RETURNING c.execution_id, c.key, c.attempt, c.revision
@@ -148,8 +148,9 @@ SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
 FOUND = f"""
 WITH changed AS (
     UPDATE fencepost.calls c SET state = 'completed', lease_until = NULL, result = i.x, error = NULL,
-        finished_at = clock_timestamp(), decided_by = 'probe', decided_at = clock_timestamp(),
-        decided_reason = 'the tool''s probe found that it happened', revision = c.revision + 1
+        finished_at = clock_timestamp(), decided_by = 'probe', decided_at = clock_timestamp(), decided_evidence = NULL,
+        decided_attempt = c.attempt, decided_reason = 'the tool''s probe found that it happened',
+        revision = c.revision + 1
     FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, x text)
     WHERE {_AS_READ} AND c.state IN ('executing', 'indeterminate')
     RETURNING {_ROW}
@@ -161,6 +162,29 @@ SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
 """
 
 _ENDED = """json_to_recordset(%(items)s::json)
+# What a person decides about an unknown outcome. It is remembered for as long as a call that starts now, which is what
+# the row's own two times tell of the ledger's memory. A release leaves nothing to publish.
+RULE = f"""
+WITH ruled AS (
+    UPDATE fencepost.calls c SET state = %(state)s, result = %(result)s, result_ref = NULL, retryable = false,
+        error = CASE WHEN %(state)s::text = 'released' THEN c.error ELSE %(error)s END,
+        finished_at = CASE WHEN %(state)s::text <> 'released' THEN clock_timestamp() END,
+        decided_by = %(by)s, decided_reason = %(reason)s, decided_evidence = %(evidence)s,
+        decided_at = clock_timestamp(), decided_attempt = c.attempt, revision = c.revision + 1,
+        expires_at = greatest(c.expires_at, clock_timestamp() + (c.expires_at - c.started_at))
+    WHERE c.execution_id = %(execution)s AND c.key = %(key)s AND c.revision = %(revision)s AND c.state = 'indeterminate'
+    RETURNING {_ROW}
+), kept AS (
+    INSERT INTO fencepost.unsettled (execution_id, key, revision)
+    SELECT execution_id, key, revision FROM ruled WHERE state <> 'released'
+    ON CONFLICT (execution_id, key) DO UPDATE SET revision = excluded.revision, since = now()
+), cleared AS (
+    DELETE FROM fencepost.unsettled u USING ruled c
+    WHERE c.state = 'released' AND u.execution_id = c.execution_id AND u.key = c.key
+)
+SELECT c.*, NULL::boolean, NULL::boolean FROM ruled c
+"""
+
     AS i(e text, k text, a integer, s text, r text, f text, x text, y boolean)"""
 _MINE = f"{_BY_KEY} AND c.attempt = i.a AND c.holder = %(holder)s"
 _WRITE = """state = i.s, result = i.r, result_ref = i.f, error = i.x, retryable = i.y, lease_until = NULL,
@@ -178,7 +202,7 @@ FINALIZE_RARE = f"""
 WITH changed AS (
     UPDATE fencepost.calls c SET {_WRITE}
     FROM {_ENDED}
-    WHERE {_MINE} AND c.decided_by IS NULL
+    WHERE {_MINE} AND c.decided_attempt IS DISTINCT FROM c.attempt
         AND (c.state = 'executing' OR (c.state = 'indeterminate' AND i.s <> 'indeterminate'))
     RETURNING c.execution_id, c.key, c.attempt, c.revision, c.finished_at
 ), kept AS (
@@ -219,13 +243,15 @@ FROM json_to_recordset(%(items)s::json) AS i(e text, k text, a integer)
 JOIN fencepost.calls c ON {_MINE} AND c.state = 'executing'
 """
 
-# Picking puts `since` forward: a second sweeper leaves the row alone, and a crash lets it come up again.
+# Picking puts `since` forward: a second sweeper leaves the row alone, and a crash lets it come up again. A ruling is
+# due at once: unlike what a worker has just recorded, nobody else is about to publish it.
 PICK_UNSETTLED = f"""
 WITH picked AS (
     SELECT u.execution_id, u.key
     FROM fencepost.unsettled u JOIN fencepost.calls c ON c.execution_id = u.execution_id AND c.key = u.key
     WHERE c.state IN ('completed', 'failed', 'indeterminate') AND u.acknowledged < c.revision
-        AND greatest(u.since, c.finished_at) < now() - %(age)s
+        AND (greatest(u.since, c.finished_at) < now() - %(age)s
+            OR (c.decided_attempt = c.attempt AND u.since <= c.decided_at))
     ORDER BY u.since LIMIT %(limit)s FOR UPDATE OF u SKIP LOCKED
 ), touched AS (
     UPDATE fencepost.unsettled u SET since = now() FROM picked

@@ -107,6 +107,7 @@ calls = Table(
     Column("decided_reason", Text),
     Column("decided_evidence", Text),
     _instant("decided_at", nullable=True),
+    Column("decided_attempt", Integer),
     Column("claimed_by", LargeBinary),
     Column("claimed_generation", BigInteger),
     Column("claimed_index", Integer),
@@ -124,8 +125,16 @@ calls = Table(
     CheckConstraint("state = 'completed' OR (result IS NULL AND result_ref IS NULL)", name="result"),
     CheckConstraint("state NOT IN ('failed', 'indeterminate') OR error IS NOT NULL", name="error"),
     CheckConstraint(
-        "(decided_by IS NULL) = (decided_at IS NULL) AND (decided_by IS NULL) = (decided_reason IS NULL)",
+        "num_nulls(decided_by, decided_reason, decided_at, decided_attempt) IN (0, 4)"
+        " AND (decided_evidence IS NULL OR decided_by IS NOT NULL)",
         name="decided",
+    ),
+    # A ruling holds for one attempt: the current one when it ended or released the call, else an earlier one.
+    CheckConstraint(
+        "CASE WHEN state = 'released' THEN decided_attempt IS NOT DISTINCT FROM attempt"
+        " ELSE decided_attempt IS NULL OR decided_attempt < attempt"
+        " OR (decided_attempt = attempt AND state IN ('completed', 'failed')) END",
+        name="ruled",
     ),
     CheckConstraint(
         "(claimed_by IS NULL) = (claimed_generation IS NULL) AND (claimed_by IS NULL) = (claimed_index IS NULL)",

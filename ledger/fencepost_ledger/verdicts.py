@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from fencepost_ledger.calls import CallRow, Source, State, Term
+from fencepost_ledger.calls import CallRow, Ruling, Source, State, Term
 
 Effect = Literal["protected", "idempotent", "read_only"]
 OnDivergence = Literal["refuse", "adopt", "execute"]
@@ -97,7 +97,10 @@ Op = Admit | Raise | Finalize | Settle
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run the tool now. `term` is None for a read-only tool: nothing was reserved."""
+    """Run the tool now. `term` is None for a read-only tool: nothing was reserved.
+
+    `ruling` is what was decided about an earlier attempt, such as its release.
+    """
 
     term: Term | None
     attempt: int
@@ -116,6 +119,7 @@ class Replay:
 class Join:
     """This process is running the call: wait for it here."""
 
+    ruling: Ruling | None = None
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

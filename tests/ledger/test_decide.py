@@ -37,7 +37,7 @@ def row(state: State | str, **more: Any) -> CallRow:
         "lease_until": NOW if executing else None,
         "event_id": "e1",
         **dict.fromkeys(("tool_call_id", "metadata", "result", "result_ref", "error")),
-        **dict.fromkeys(("decided_by", "decided_reason", "decided_evidence", "decided_at")),
+        **dict.fromkeys(("decided_by", "decided_reason", "decided_evidence", "decided_at", "decided_attempt")),
         **dict.fromkeys(("claimed_by", "claimed_generation", "claimed_index")),
         "revision": 7,
         "started_at": NOW,
@@ -59,7 +59,13 @@ LEASED = row("executing")
 OVER = row("executing", lease_over=True)
 GRACE_OVER = row("executing", lease_over=True, grace_over=True)
 UNKNOWN = row("indeterminate", error="{}")
-RULED = {"decided_by": "ann", "decided_at": NOW, "decided_reason": "looked"}
+
+
+def ruled_on(attempt: int) -> dict[str, Any]:
+    return {"decided_by": "ann", "decided_at": NOW, "decided_reason": "looked", "decided_attempt": attempt}
+
+
+RULED, RULED_BEFORE = ruled_on(1), {"attempt": 2, **ruled_on(1)}
 
 TABLE: dict[str, tuple[CallRow, Policy, Decision]] = {
     "completed": (done := row("completed"), Policy(), Replay(done)),
@@ -68,8 +74,11 @@ TABLE: dict[str, tuple[CallRow, Policy, Decision]] = {
     "failed, retryable": (row("failed", retryable=True), Policy(), Rearm()),
     "failed, retryable, last attempt": (last := row("failed", retryable=True, attempt=3), Policy(), Replay(last)),
     "failed, ruled": (ruled := row("failed", retryable=True, **RULED), Policy(), Replay(ruled)),
+    "failed again after a release": (row("failed", retryable=True, **RULED_BEFORE), Policy(), Rearm()),
+    "unknown again after a release": (again := row("indeterminate", **RULED_BEFORE), Policy(), Replay(again)),
+    "unknown again after a release, idempotent": (row("indeterminate", **RULED_BEFORE), IDEMPOTENT, Rearm()),
     "released": (row("released", **RULED), Policy(), Rearm()),
-    "released, however many attempts": (row("released", attempt=99, **RULED), Policy(), Rearm()),
+    "released, however many attempts": (row("released", attempt=99, **ruled_on(99)), Policy(), Rearm()),
     "executing elsewhere": (LEASED, Policy(), Waiting()),
     "executing elsewhere, idempotent": (LEASED, IDEMPOTENT, Waiting()),
     "executing elsewhere, probed": (LEASED, PROBED, Waiting()),
@@ -135,18 +144,31 @@ policies = st.builds(
 probes = st.none() | st.builds(said, st.sampled_from(["found", "not_done", "unknown"]), st.integers(6, 7))
 
 
+def rulings(state: State, attempt: int) -> list[int | None]:
+    """Attempts that may have been ruled on."""
+    match state:
+        case State.released:
+            return [attempt]
+        case State.completed | State.failed:
+            return [None, *range(1, attempt + 1)]
+        case _:
+            return [None, *range(1, attempt)]
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> CallRow:
     state = draw(st.sampled_from(State))
     over = state == "executing" and draw(st.booleans())
+    attempt = draw(st.integers(1, 4))
+    ruling = draw(st.sampled_from(rulings(state, attempt)))
     return row(
         state,
-        attempt=draw(st.integers(1, 4)),
+        attempt=attempt,
         retryable=state == "failed" and draw(st.booleans()),
         holder=draw(st.sampled_from([ME, OTHER])),
         lease_over=over,
         grace_over=over and draw(st.booleans()),
-        **(RULED if state == "released" or (state in {"completed", "failed"} and draw(st.booleans())) else {}),
+        **({} if ruling is None else ruled_on(ruling)),
     )
 
 
@@ -162,7 +184,7 @@ def test_completed_is_only_ever_replayed(found: CallRow, policy: Policy, running
 
 @given(rows(), policies, st.booleans(), probes)
 def test_a_ruling_is_never_armed_again(found: CallRow, policy: Policy, running: bool, probe: Probe | None) -> None:
-    if found.decided_by is not None and found.state is not State.released:
+    if found.decided:
         assert decided(found, policy, running, probe) == Replay(found)
 
 

@@ -97,7 +97,7 @@ def test_a_released_call_starts_again_as_the_next_attempt(holder: Holder, book: 
     book.rule("released")
     assert holder.start(call()).attempt == 2
     row = book.row()
-    assert (row.state, row.decided_by, row.error) == (State.executing, None, None)
+    assert (row.state, row.decided, row.error) == (State.executing, False, None)
 
 
 def test_a_call_armed_again_carries_the_new_generation(holder: Holder, book: Book) -> None:

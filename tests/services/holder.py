@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -247,3 +248,15 @@ class Thread(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._answer
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """Each work in a thread of its own, begun when all are ready → their answers."""
+    barrier = threading.Barrier(len(works), timeout=PATIENCE)
+
+    def met(work: Callable[[], Any]) -> Any:
+        barrier.wait()
+        return work()
+
+    threads = [Thread(partial(met, work)) for work in works]
+    return [thread.result() for thread in threads]

@@ -80,6 +80,7 @@ CREATE TABLE fencepost.calls (
     decided_reason text,
     decided_evidence text,
     decided_at timestamptz,
+    decided_attempt integer,
     claimed_by bytea,
     claimed_generation bigint,
     claimed_index integer,
@@ -97,7 +98,11 @@ CREATE TABLE fencepost.calls (
     CONSTRAINT calls_result CHECK (state = 'completed' OR (result IS NULL AND result_ref IS NULL)),
     CONSTRAINT calls_error CHECK (state NOT IN ('failed', 'indeterminate') OR error IS NOT NULL),
     CONSTRAINT calls_decided CHECK (
-        (decided_by IS NULL) = (decided_at IS NULL) AND (decided_by IS NULL) = (decided_reason IS NULL)),
+        num_nulls(decided_by, decided_reason, decided_at, decided_attempt) IN (0, 4)
+        AND (decided_evidence IS NULL OR decided_by IS NOT NULL)),
+    CONSTRAINT calls_ruled CHECK (CASE WHEN state = 'released' THEN decided_attempt IS NOT DISTINCT FROM attempt
+        ELSE decided_attempt IS NULL OR decided_attempt < attempt
+            OR (decided_attempt = attempt AND state IN ('completed', 'failed')) END),
     CONSTRAINT calls_claimed CHECK (
         (claimed_by IS NULL) = (claimed_generation IS NULL) AND (claimed_by IS NULL) = (claimed_index IS NULL))
 ) WITH (fillfactor = 50)
