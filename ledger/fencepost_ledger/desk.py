@@ -202,7 +202,7 @@ class Desk:
 
     def origin(self, row: CallRow) -> Source | None:
         """Where on Kafka the event of the row's attempt came from; None when it came in process, or is forgotten."""
-        self._ours(row)
+        self._require_ours(row)
         found = self._run(
             'SELECT topic, partition, "offset" FROM fencepost.events WHERE execution_id = %s AND event_id = %s',
             [row.execution_id, row.event_id],
@@ -210,7 +210,7 @@ class Desk:
         return Source(*found[0]) if found and found[0][0] is not None else None
 
     def _rule(self, shown: CallRow, judgement: Judgement) -> CallRow:
-        self._ours(shown)
+        self._require_ours(shown)
         which = {"execution": shown.execution_id, "key": shown.key, "revision": shown.revision}
         if ruled := self._run(sql.RULE, judgement.as_params() | which):
             return call_row(ruled[0])
@@ -219,7 +219,7 @@ class Desk:
             return now
         raise Moved(now, shown.revision)
 
-    def _ours(self, row: CallRow) -> None:
+    def _require_ours(self, row: CallRow) -> None:
         if self._org not in (None, row.org_id):
             raise NotFound(f"no such call of {self._org!r}: see `fencepost calls list`")
 
