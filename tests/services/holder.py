@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost_ledger import CallRow, State, Term
+from fencepost_ledger import CallRow, Desk, State, Term
 from fencepost_ledger.batch import GroupCommit, transact
 from fencepost_ledger.calls import COLUMNS, call_row
 from fencepost_ledger.case import Holding, House
@@ -157,17 +157,13 @@ class Book:
 
     def rule(self, state: str) -> None:
         """A person rules on every unknown outcome: `completed`, `failed` or `released`."""
-        self.ask(
-            """WITH ruled AS (
-                UPDATE fencepost.calls SET state = %s, revision = revision + 1, decided_by = 'ann',
-                    decided_reason = 'looked', decided_at = now(), error = CASE WHEN %s = 'failed' THEN error END,
-                    result = CASE WHEN %s = 'completed' THEN '"ruled"' END,
-                    finished_at = CASE WHEN %s <> 'released' THEN now() END
-                WHERE state = 'indeterminate' AND decided_by IS NULL RETURNING execution_id, key, revision)
-            UPDATE fencepost.unsettled u SET revision = ruled.revision FROM ruled
-            WHERE u.execution_id = ruled.execution_id AND u.key = ruled.key""",
-            *[state] * 4,
-        )
+        with Desk(self.dsn) as desk:
+            for row in list(desk.calls(State.indeterminate)):
+                if state == "released":
+                    desk.release(row, by="ann", reason="looked")
+                else:
+                    said = {"succeeded": '"ruled"'} if state == "completed" else {"failed": "not_there"}
+                    desk.resolve(row, by="ann", reason="looked", **said)
 
     def wait_blocked(self, pid: int) -> None:
         """Return once the server's process `pid` waits for a lock."""
