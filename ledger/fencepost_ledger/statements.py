@@ -161,7 +161,6 @@ WITH changed AS (
 SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
 """
 
-_ENDED = """json_to_recordset(%(items)s::json)
 # What a person decides about an unknown outcome. It is remembered for as long as a call that starts now, which is what
 # the row's own two times tell of the ledger's memory. A release leaves nothing to publish.
 RULE = f"""
@@ -185,6 +184,7 @@ WITH ruled AS (
 SELECT c.*, NULL::boolean, NULL::boolean FROM ruled c
 """
 
+_ENDED = """json_to_recordset(%(items)s::json)
     AS i(e text, k text, a integer, s text, r text, f text, x text, y boolean)"""
 _MINE = f"{_BY_KEY} AND c.attempt = i.a AND c.holder = %(holder)s"
 _WRITE = """state = i.s, result = i.r, result_ref = i.f, error = i.x, retryable = i.y, lease_until = NULL,
