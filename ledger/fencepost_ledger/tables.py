@@ -1,7 +1,7 @@
 """The ledger's tables as SQLAlchemy sees them. The migrations make them; a test holds both equal.
 
-Every key contains `execution_id`: the tables can be hash-distributed by it, and no constraint crosses a shard.
-`key`, `digest` and `arguments_hash` are SHA-256 values of 32 bytes.
+Every key but that of `org_roles` contains `execution_id`: the tables can be hash-distributed by it, and
+no constraint crosses a shard. `key`, `digest` and `arguments_hash` are SHA-256 values of 32 bytes.
 """
 
 from __future__ import annotations
@@ -156,4 +156,13 @@ unsettled = Table(
     Column("acknowledged", Integer, nullable=False, server_default=text("0")),
     _instant("since", default=True),
     PrimaryKeyConstraint("execution_id", "key"),
+)
+
+# Whose rows a role may see (`isolation.py`); the owner of the tables fills it in. Small, the same on every shard.
+org_roles = Table(
+    "org_roles",
+    metadata,
+    Column("role", Text, nullable=False),
+    Column("org_id", Text, nullable=False),
+    PrimaryKeyConstraint("role", "org_id"),
 )
