@@ -19,6 +19,7 @@ class Slots(Generic[T]):
         self._free = size
         self._granted = granted
         self._paused = False
+        self._granting = False
         self._lines: OrderedDict[str, deque[T]] = OrderedDict()
 
     @property
@@ -53,10 +54,19 @@ class Slots(Generic[T]):
         return left
 
     def _grant(self) -> None:
-        while self._free and self._lines and not self._paused:
-            tenant, line = self._lines.popitem(last=False)
-            who = line.popleft()
-            if line:
-                self._lines[tenant] = line  # to the back: the other tenants' turn
-            self._free -= 1
-            self._granted(who)
+        if self._granting:
+            return  # who was granted a slot gives it back at once: the loop below goes on with it
+        self._granting = True
+        try:
+            while self._free and self._lines and not self._paused:
+                self._granted(self._next())
+        finally:
+            self._granting = False
+
+    def _next(self) -> T:
+        tenant, line = self._lines.popitem(last=False)
+        who = line.popleft()
+        if line:
+            self._lines[tenant] = line  # to the back: the other tenants' turn
+        self._free -= 1
+        return who
