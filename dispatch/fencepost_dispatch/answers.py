@@ -72,8 +72,8 @@ def executed(
         attempt=start.attempt,
         result=None if ended.result is None else loads(ended.result),
         error=ended.error,
-        started_at=start.started_at,
         resolution=_resolution(start.ruling),
+        started_at=start.started_at,
         finished_at=end.finished_at,
         worker=worker,
     )

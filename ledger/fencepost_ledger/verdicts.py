@@ -105,6 +105,7 @@ class Start:
     term: Term | None
     attempt: int
     started_at: datetime
+    ruling: Ruling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,6 @@ class Replay:
 class Join:
     """This process is running the call: wait for it here."""
 
-    ruling: Ruling | None = None
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
