@@ -71,9 +71,10 @@ def executed(
         retryable=ended.retryable and attempts_left,
         attempt=start.attempt,
         result=None if ended.result is None else loads(ended.result),
+        result_ref=ended.result_ref,
         error=ended.error,
-        resolution=_resolution(start.ruling),
         started_at=start.started_at,
+        resolution=_resolution(start.ruling),
         finished_at=end.finished_at,
         worker=worker,
     )

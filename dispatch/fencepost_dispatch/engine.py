@@ -5,6 +5,7 @@ and comes back as one wake-up. A call costs no future, and no asyncio task but t
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor
@@ -15,11 +16,12 @@ from typing import Any
 import structlog
 
 from fencepost_dispatch.execute import Ended, Found, execute, probe
-from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record, Run
+from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record, Run, Store
 from fencepost_dispatch.slots import Slots
 from fencepost_dispatch.tools import NotDone
 from fencepost_ledger import Ledger, Term
-from fencepost_ledger.verdicts import Admit, Admitted, Finalized, Op, Probe, Settle, Start
+from fencepost_ledger.blobs import store
+from fencepost_ledger.verdicts import Admit, Admitted, Finalized, Name, Op, Probe, Settle, Start
 from fencepost_schemas import OutcomeError
 
 log = structlog.get_logger("fencepost.engine")
@@ -29,6 +31,8 @@ CallKey = tuple[str, bytes]
 _SETTLE = 0.5
 # Seconds between two looks at another holder's run: the first soon, then no faster than is useful.
 _LOOKS = (0.05, 0.1, 0.25, 0.5, 1.0)
+# At the end of a drain an upload has this long, in seconds: a result given up is better than an end never recorded.
+_LAST_UPLOADS = 3.0
 
 
 def _always() -> bool:
@@ -49,7 +53,7 @@ class Way:
     `wanted` is asked right before a look that may start the call: when it says no, the path is dropped without an end.
     """
 
-    __slots__ = ("admit", "on_end", "path", "slot", "waited_since", "waits", "wanted")
+    __slots__ = ("admit", "on_end", "path", "runs", "slot", "waited_since", "waits", "wanted")
 
     def __init__(self, path: Generator[Any, Any, Any], on_end: OnEnd, wanted: Callable[[], bool]) -> None:
         self.path = path
@@ -57,6 +61,7 @@ class Way:
         self.wanted = wanted
         self.admit: Admit | None = None
         self.slot = False
+        self.runs: CallKey | None = None
         self.waits = 0
         self.waited_since = 0.0
 
@@ -86,6 +91,7 @@ class Engine:
         self.slots: Slots[Way] = Slots(concurrency, self._granted)
         self.under_way = 0
         self._tasks: dict[asyncio.Task[Ended], Run] = {}
+        self._uploads: set[asyncio.Task[None]] = set()
         self._running: set[CallKey] = set()
         self._joined: dict[CallKey, list[Way]] = defaultdict(list)
         self._outbox: list[tuple[Op, Any]] = []
@@ -94,7 +100,9 @@ class Engine:
             Look: self._look,
             Run: self._run,
             AskProbe: self._ask,
-            Record: lambda way, step: self._submit(step.end, way),
+            Name: lambda way, step: self._submit(step, way),
+            Store: self._store,
+            Record: self._record,
             Lift: lambda way, step: self._submit(step.to, way),
             Joined: self._join,
             Again: self._again,
@@ -138,6 +146,7 @@ class Engine:
 
     def _ended(self, way: Way, value: Any, error: BaseException | None) -> None:
         self._give_back(way)
+        self._release(way)
         self.under_way -= 1
         way.on_end(value, error)
         self._look_idle()
@@ -190,7 +199,7 @@ class Engine:
         match answer:
             case Admitted(verdict=Start(term=Term() as term)):
                 self._running.add((term.execution_id, term.key))
-            case Admitted(verdict=Start()) | Finalized():
+            case Admitted(verdict=Start()) | Finalized() | None:
                 pass
             case _:
                 self._give_back(way)
@@ -204,22 +213,42 @@ class Engine:
 
     def _run(self, way: Way, step: Run) -> None:
         task = self._loop.create_task(execute(step.tool, step.arguments, step.context, self._threads))
+        way.runs = None if step.term is None else _key(step.term)
         self._tasks[task] = step
         task.add_done_callback(partial(self._ran, way))
 
     def _ran(self, way: Way, task: asyncio.Task[Ended]) -> None:
-        step = self._tasks.pop(task)
-        self._give_back(way)
+        self._tasks.pop(task)
         # A task that is cancelled before its first step never enters the tool.
         self.resume(way, NEVER_BEGAN if task.cancelled() else task.result())
-        if step.term is not None:
-            self._release((step.term.execution_id, step.term.key))
 
-    def _release(self, key: CallKey) -> None:
+    def _store(self, way: Way, step: Store) -> None:
+        """Beside `_tasks`: what cancels tools leaves uploads alone. The slot is kept, or a slow store would fill the
+        memory with results."""
+        task = self._loop.create_task(store(step.ref, step.data))
+        self._uploads.add(task)
+        task.add_done_callback(partial(self._stored, way))
+
+    def _stored(self, way: Way, task: asyncio.Task[None]) -> None:
+        self._uploads.discard(task)
+        error = asyncio.CancelledError("the worker ends") if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a large result could not be stored, and is dropped", reason=str(error))
+        self.resume(way, error is None)
+
+    def _record(self, way: Way, step: Record) -> None:
         """The run has ended, its end is queued for the ledger: whoever joined looks right behind it."""
+        self._submit(step.end, way)
+        self._give_back(way)
+        self._release(way)
+
+    def _release(self, way: Way) -> None:
+        if way.runs is None:
+            return
+        key, way.runs = way.runs, None
         self._running.discard(key)
-        for way in self._joined.pop(key, ()):
-            self.resume(way, None)
+        for joined in self._joined.pop(key, ()):
+            self.resume(joined, None)
 
     def _join(self, way: Way, step: Joined) -> None:
         key = (step.execution_id, step.key or b"")
@@ -246,8 +275,9 @@ class Engine:
 
     async def _probed(self, step: AskProbe) -> Probe:
         match await probe(step.tool, step.arguments, step.context, self._threads):
-            case Found(result):
-                return Probe(step.revision, "found", result)
+            case Found(result, error):
+                said = None if error is None else json.dumps(error.model_dump())
+                return Probe(step.revision, "found", result, error=said)
             case NotDone():
                 return Probe(step.revision, "not_done")
             case _:
@@ -277,8 +307,16 @@ class Engine:
                 task.cancel()
 
     def cancel_all(self) -> None:
-        """Cancel every tool that still runs, as at the end of a drain; each one's end is recorded as unknown."""
+        """Cancel every tool that still runs, as at the end of a drain; each one's end is recorded as unknown.
+
+        What is being stored has a little longer: those tools have acted, and that is what has to be recorded.
+        """
         for task in list(self._tasks):
+            task.cancel()
+        self._loop.call_later(_LAST_UPLOADS, self._give_up_uploads)
+
+    def _give_up_uploads(self) -> None:
+        for task in list(self._uploads):
             task.cancel()
 
     def _from_thread(self, callback: Callable[..., None], *args: Any) -> None:

@@ -27,7 +27,7 @@ from fencepost_dispatch.context import ToolInvocationContext, bind, unbind
 from fencepost_dispatch.results import plain, result_text
 from fencepost_dispatch.signature import Body
 from fencepost_dispatch.tools import Effect, NotDone, Tool, ToolFailed
-from fencepost_schemas import OutcomeError, dumps
+from fencepost_schemas import OutcomeError, ResultRef, dumps
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,14 @@ _DETAIL_CHARACTERS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended. `result` is ASCII JSON text (`null` is a result), and None when there is none to record."""
+    """How an attempt ended. `result` is ASCII JSON text (`null` is a result), and None when there is none to record, or
+    when it lies at `result_ref`."""
 
     state: Literal["completed", "failed", "indeterminate"]
     result: str | None = None
     error: OutcomeError | None = None
     retryable: bool = False
+    result_ref: ResultRef | None = None
 
     @property
     def has_result(self) -> bool:

@@ -15,6 +15,7 @@ from fencepost_dispatch.registry import Registry
 from fencepost_dispatch.settings import Settings
 from fencepost_dispatch.tools import Tool
 from fencepost_ledger import Ledger, new_holder, require_current
+from fencepost_ledger.blobs import check
 from fencepost_ledger.verdicts import Refused
 from fencepost_schemas import Dispatch, Outcome, arguments_hash
 from fencepost_schemas import Refused as NotCanonical
@@ -49,10 +50,10 @@ class Line:
 
     Args:
         tools: a Registry, or tools.
-        settings: by default from `FENCEPOST_*`; only the ledger's settings are used.
+        settings: by default from `FENCEPOST_*`; only those of the ledger and of large results are used.
 
     Raises (on entering):
-        SettingsError, LedgerUnavailable, NotMigrated: with one line that names the cure.
+        SettingsError, LedgerUnavailable, NotMigrated, BlobsUnavailable: with one line that names the cure.
     """
 
     def __init__(self, tools: Registry | Iterable[Tool[..., Any]], settings: Settings | None = None) -> None:
@@ -61,6 +62,8 @@ class Line:
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(require_current, self._settings.require_dsn())
+        if self._settings.blobs is not None:
+            await asyncio.to_thread(check, self._settings.blobs)
         holder = new_holder()
         self._threads = Threads(self._settings.concurrency)
         self._engine = Engine(
@@ -73,6 +76,7 @@ class Line:
             worker=holder,
             wait_seconds=self._settings.wait_seconds,
             inline_result_bytes=self._settings.inline_result_bytes,
+            blobs=self._settings.blobs,
         )
         self._engine.ledger.start()
         return self

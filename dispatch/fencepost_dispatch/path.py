@@ -19,7 +19,8 @@ from fencepost_dispatch.execute import Ended
 from fencepost_dispatch.registry import Blocked, Registry
 from fencepost_dispatch.signature import InvalidArguments
 from fencepost_dispatch.tools import Tool
-from fencepost_ledger import State, Term
+from fencepost_ledger import CallRow, State, Term
+from fencepost_ledger.blobs import reference
 from fencepost_ledger.verdicts import (
     Admit,
     Admitted,
@@ -28,6 +29,7 @@ from fencepost_ledger.verdicts import (
     Finalize,
     Finalized,
     Join,
+    Name,
     Policy,
     Probe,
     Raise,
@@ -35,7 +37,7 @@ from fencepost_ledger.verdicts import (
     Start,
     Waiting,
 )
-from fencepost_schemas import Dispatch, OutcomeError, dumps, event_digest
+from fencepost_schemas import Dispatch, OutcomeError, ResultRef, dumps, event_digest
 
 AnyTool = Tool[..., Any]
 
@@ -50,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Enter the tool → Ended. Gives the slot back. `shared`: somebody else may run it again if the lease is lost."""
+    """Enter the tool → Ended. `shared`: somebody else may run it again if the lease is lost."""
 
     tool: AnyTool
     arguments: dict[str, Any]
@@ -61,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AskProbe:
-    """Ask the tool's probe about a lost attempt → Probe."""
+    """Ask the tool's probe about a lost attempt → Probe, with whatever result it has."""
 
     tool: AnyTool
     arguments: dict[str, Any]
@@ -70,8 +72,16 @@ class AskProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Put a large result where the reference says, whatever is cancelled meanwhile → whether it is there now."""
+
+    ref: ResultRef
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """Finalize an attempt → Finalized | Failed."""
+    """Finalize an attempt → Finalized | Failed. Gives the slot back."""
 
     end: Finalize
 
@@ -96,7 +106,7 @@ class Again:
     """Wait before the next look at another holder's run; → seconds waited since the first such wait of this path."""
 
 
-Step = Look | Run | AskProbe | Record | Lift | Joined | Again
+Step = Look | Run | AskProbe | Name | Store | Record | Lift | Joined | Again
 Path = Generator[Any, Any, Answer]
 
 
@@ -118,14 +128,17 @@ class Paths:
 
     Args:
         tools: the registry. worker: this process's holder id. wait_seconds: bound of the wait for another holder.
-        inline_result_bytes: the largest result that is recorded in the ledger.
+        inline_result_bytes: the largest result that is recorded in the ledger. blobs: the store of larger ones.
     """
 
-    def __init__(self, tools: Registry, *, worker: str, wait_seconds: float, inline_result_bytes: int) -> None:
+    def __init__(
+        self, tools: Registry, *, worker: str, wait_seconds: float, inline_result_bytes: int, blobs: str | None = None
+    ) -> None:
         self._tools = tools
         self._worker = worker
         self._wait = wait_seconds
         self._inline = inline_result_bytes
+        self._blobs = blobs
 
     def path(self, delivery: Delivery) -> Path:
         """One dispatch, from its delivery to its answer: admit → execute → finalize, or what the ledger knows.
@@ -140,8 +153,13 @@ class Paths:
             admitted = yield from self._looked(Look(admit, tenant))
             match admitted.verdict:
                 case Start() as start:
-                    ended = self._bounded((yield self._run(delivery, plan, admitted, start)))
-                    end = yield from self._recorded(start.term, ended)
+                    ended = yield from self._kept(
+                        (yield self._run(delivery, plan, admitted, start)),  # held by no name here: see `_kept`
+                        admit.execution_id,
+                        admitted.org_id,
+                        admitted.key,
+                    )
+                    ended, end = yield from self._recorded(start.term, ended)
                     if end.mine:
                         return answers.executed(
                             delivery,
@@ -161,7 +179,7 @@ class Paths:
                         return answers.busy(delivery, admitted, self._wait)
                 case Ask(row):
                     probe: Probe = yield self._probe(delivery, plan, admitted, row.revision)
-                    admit = replace(admit, probe=probe)
+                    admit = replace(admit, probe=(yield from self._kept_of_probe(probe, row)))
                 case _:
                     return answers.answered(delivery, admitted, admit.policy.max_attempts)
 
@@ -171,17 +189,19 @@ class Paths:
             raise LedgerRefused(f"{type(admitted.error).__name__}: {admitted.error}") from admitted.error
         return admitted
 
-    def _recorded(self, term: Term | None, ended: Ended) -> Generator[Any, Any, Finalized]:
-        """Record the end; a result that the ledger cannot take is dropped, never the fact that the tool ended so."""
+    def _recorded(self, term: Term | None, ended: Ended) -> Generator[Any, Any, tuple[Ended, Finalized]]:
+        """Record the end → what is recorded; a result that the ledger cannot take is dropped, never the fact that the
+        tool ended so."""
         if term is None:
-            return Finalized(mine=True, revision=0, finished_at=datetime.now(UTC))
+            return ended, Finalized(mine=True, revision=0, finished_at=datetime.now(UTC))
         recorded: Finalized | Failed = yield Record(_finalize(term, ended))
         if isinstance(recorded, Failed):
             error = OutcomeError(code="result_not_recorded", message="the ledger could not take the result or error")
-            recorded = yield Record(_finalize(term, replace(ended, result=None, error=error)))
+            ended = replace(ended, result=None, result_ref=None, error=error)
+            recorded = yield Record(_finalize(term, ended))
         if isinstance(recorded, Failed):
             raise LedgerRefused(f"{type(recorded.error).__name__}: {recorded.error}") from recorded.error
-        return recorded
+        return ended, recorded
 
     def _run(self, delivery: Delivery, plan: Plan, admitted: Admitted, start: Start) -> Run:
         if plan.tool is None:
@@ -191,12 +211,32 @@ class Paths:
         shared = policy.effect == "idempotent" or policy.probed
         return Run(plan.tool, plan.arguments, context, start.term, shared)
 
-    def _bounded(self, ended: Ended) -> Ended:
-        """The effect is done: a result too large to keep changes nothing about that."""
+    def _kept(
+        self, ended: Ended, execution_id: str, org_id: str | None, key: bytes | None
+    ) -> Generator[Any, Any, Ended]:
+        """A large result goes to the store. The effect is done: where its result goes changes nothing about that."""
         if ended.result is None or len(ended.result) <= self._inline:
             return ended
-        message = f"the tool acted; its result of {len(ended.result)} bytes is over the {self._inline} that are kept"
-        return replace(ended, result=None, error=OutcomeError(code="result_too_large", message=message))
+        data, ended = ended.result.encode(), replace(ended, result=None)  # its text is let go of: it may be 100 MB
+        if self._blobs is None:
+            return self._dropped(ended, len(data), "")
+        if org_id is None or key is None:
+            raise AssertionError("the ledger started a call without an identity")
+        ref = reference(self._blobs, org_id, data)
+        named: Failed | None = yield Name(execution_id, key, ref.uri)
+        if named is None and (yield Store(ref, data)):
+            return replace(ended, result_ref=ref)
+        return self._dropped(ended, ref.size, ", and its upload failed")
+
+    def _dropped(self, ended: Ended, size: int, why: str) -> Ended:
+        message = f"the tool acted; its result of {size} bytes is over the {self._inline} that are kept{why}"
+        return replace(ended, error=OutcomeError(code="result_too_large", message=message))
+
+    def _kept_of_probe(self, probe: Probe, row: CallRow) -> Generator[Any, Any, Probe]:
+        found = Ended("completed", probe.result)
+        kept: Ended = yield from self._kept(found, row.execution_id, row.org_id, row.key)
+        ref, error = _json(kept.result_ref), probe.error or _json(kept.error)
+        return replace(probe, result=kept.result, result_ref=ref, error=error)
 
     def _probe(self, delivery: Delivery, plan: Plan, admitted: Admitted, revision: int) -> AskProbe:
         if plan.tool is None:
@@ -267,5 +307,9 @@ def _context(event: Dispatch, admitted: Admitted, attempt: int | None) -> ToolIn
 
 
 def _finalize(term: Term, ended: Ended) -> Finalize:
-    error = None if ended.error is None else json.dumps(ended.error.model_dump())
-    return Finalize(term, State(ended.state), ended.result, None, error, ended.retryable)
+    ref, error = _json(ended.result_ref), _json(ended.error)
+    return Finalize(term, State(ended.state), ended.result, ref, error, ended.retryable)
+
+
+def _json(model: ResultRef | OutcomeError | None) -> str | None:
+    return None if model is None else json.dumps(model.model_dump())

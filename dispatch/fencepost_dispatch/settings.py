@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     def _store(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        if not re.match(r"(s3|gs|az|file|memory)://", url):
+        if not re.fullmatch(r"((s3|gs|az)://[^/?#]+(/[^?#]*)?|file:///[^?#]+|memory://[^?#]*)", url):
             raise ValueError("must be s3://bucket/prefix, gs://…, az://… or file:///folder")
         if "@" in urlsplit(url).netloc:
             raise ValueError("must not carry credentials: the store's own variables hold them (AWS_ACCESS_KEY_ID …)")

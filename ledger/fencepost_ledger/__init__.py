@@ -28,6 +28,7 @@ somebody (executing, unacknowledged, undecided) is never forgotten: it stands in
 **Clock.** Leases, deadlines and memory are judged by the database's clock alone.
 """
 
+from fencepost_ledger.blobs import BlobDamaged, BlobMissing, BlobsUnavailable
 from fencepost_ledger.calls import CallRow, Ruling, Source, State, Term
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated
 from fencepost_ledger.desk import Ambiguous, Desk, Execution, NotFound, OrgConflict
@@ -38,6 +39,9 @@ from fencepost_ledger.sweep import Swept, sweep
 
 __all__ = [
     "Ambiguous",
+    "BlobDamaged",
+    "BlobMissing",
+    "BlobsUnavailable",
     "CallRow",
     "Desk",
     "Execution",

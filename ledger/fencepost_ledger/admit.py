@@ -229,8 +229,8 @@ def _decide_all(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, hold
                 again.append((case, row))
             case GiveUp():
                 lost.append((case, row))
-            case Found(result):
-                _found(cur, case, row, result)
+            case Found() as found:
+                _found(cur, case, row, found)
             case Resume():
                 mine.append((case, row))
             case verdict:
@@ -300,8 +300,9 @@ def _resume(cur: Rows, pairs: list[tuple[Case, CallRow]], house: House, holding:
         _start(case, row.term, row.started_at, holding, row.ruling)
 
 
-def _found(cur: Rows, case: Case, row: CallRow, result: str | None) -> None:
-    item = {"e": row.execution_id, "k": row.key.hex(), "r": row.revision, "x": result}
+def _found(cur: Rows, case: Case, row: CallRow, found: Found) -> None:
+    what = {"x": found.result, "f": found.result_ref, "y": found.error}
+    item = {"e": row.execution_id, "k": row.key.hex(), "r": row.revision, **what}
     changed = [call_row(values) for values in run(cur, sql.FOUND, [item])]
     case.verdict = Replay(changed[0]) if changed else Waiting()
 
@@ -372,11 +373,11 @@ def _from_older(cur: Rows, case: Case, row: CallRow, house: House, adopted: bool
         case GiveUp():
             _lose(cur, [(case, row)])
             return case.verdict
-        case Found(result):
-            _found(cur, case, row, result)
+        case Found() as found:
+            _found(cur, case, row, found)
             return case.verdict
-        case Replay(found):
-            return Replay(found, adopted=adopted)
+        case Replay(recorded):
+            return Replay(recorded, adopted=adopted)
         case Ask() | Expired() | Rejected() as verdict:
             return verdict
         case _:

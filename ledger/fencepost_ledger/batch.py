@@ -20,8 +20,9 @@ from fencepost_ledger.admit import admit
 from fencepost_ledger.case import Holding, House
 from fencepost_ledger.connect import PATIENCE, connect, is_conflict, is_not_migrated, is_unavailable, unreachable
 from fencepost_ledger.fence import raise_generations
+from fencepost_ledger.names import name
 from fencepost_ledger.settle import finalize, settle
-from fencepost_ledger.verdicts import Admit, Failed, Finalize, Op, Raise, Settle
+from fencepost_ledger.verdicts import Admit, Failed, Finalize, Name, Op, Raise, Settle
 
 Entry = tuple[Op, Any]
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -42,6 +43,8 @@ def transact(connection: Connection, ops: Sequence[Op], house: House, holding: H
         ends = finalize(cur, ends_, house, holding) if (ends_ := _of(ops, Finalize)) else []
         if settled := _of(ops, Settle):
             settle(cur, settled)
+        if names := _of(ops, Name):
+            name(cur, names, house)
         raised = raise_generations(cur, raises, house) if (raises := _of(ops, Raise)) else []
         admitted = admit(cur, admits, house, holding) if (admits := _of(ops, Admit)) else []
     answers = {Finalize: iter(ends), Raise: iter(raised), Admit: iter(admitted)}

@@ -29,6 +29,8 @@ class Found:
     """The probe found the effect: compare-and-set to completed with its result (a JSON text)."""
 
     result: str | None
+    result_ref: str | None = None
+    error: str | None = None
 
 
 Decision = Replay | Rearm | Resume | Join | Waiting | Ask | GiveUp | Found
@@ -74,7 +76,7 @@ def _probed(row: CallRow, policy: Policy, probe: Probe | None) -> Decision:
         return Ask(row)
     match probe.answer:
         case "found":
-            return Found(probe.result)
+            return Found(probe.result, probe.result_ref, probe.error)
         case "not_done" if _attempts_left(row, policy):
             return Rearm()
         case "not_done":

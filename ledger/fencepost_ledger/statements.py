@@ -147,11 +147,11 @@ SELECT c.*, NULL::boolean, NULL::boolean FROM changed c
 # The probe found the effect of a lost attempt: as good as a ruling, and never overwritten.
 FOUND = f"""
 WITH changed AS (
-    UPDATE fencepost.calls c SET state = 'completed', lease_until = NULL, result = i.x, error = NULL,
+    UPDATE fencepost.calls c SET state = 'completed', lease_until = NULL, result = i.x, result_ref = i.f, error = i.y,
         finished_at = clock_timestamp(), decided_by = 'probe', decided_at = clock_timestamp(), decided_evidence = NULL,
         decided_attempt = c.attempt, decided_reason = 'the tool''s probe found that it happened',
         revision = c.revision + 1
-    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, x text)
+    FROM json_to_recordset(%(items)s::json) AS i(e text, k text, r integer, x text, f text, y text)
     WHERE {_AS_READ} AND c.state IN ('executing', 'indeterminate')
     RETURNING {_ROW}
 ), kept AS (

@@ -13,9 +13,11 @@ import structlog
 
 from fencepost_ledger import statements as sql
 from fencepost_ledger.admit import give_up
+from fencepost_ledger.blobs import BlobsUnavailable
 from fencepost_ledger.calls import CallRow, call_row
 from fencepost_ledger.case import House
 from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect
+from fencepost_ledger.names import forget_blobs
 
 # One sweeper at a time over the whole ledger; the number is arbitrary and ours.
 _LOCK = 7_102_035_114
@@ -31,11 +33,12 @@ log = structlog.get_logger("fencepost.sweep")
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one pass did: outcomes handed over for publishing, orphans ended, rows forgotten."""
+    """What one pass did: outcomes handed over for publishing, orphans ended, rows forgotten, their blobs deleted."""
 
     unsettled: int
     orphans: int
     forgotten: int
+    blobs: int = 0
 
 
 def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> Swept | None:
@@ -46,6 +49,7 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
 
     Raises:
         LedgerUnavailable, psycopg.Error
+        BlobsUnavailable: when all but the blobs was done; their turn comes again.
     """
     with connect(dsn, patience=PATIENCE) as connection, connection.cursor() as cur:
         if cur.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
@@ -54,7 +58,7 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
         left = _unsettled(connection)
         if left:
             publish(left)
-        return Swept(len(left), orphans, _forget(connection))
+        return Swept(len(left), orphans, _forget(connection), forget_blobs(connection))
 
 
 def _orphans(connection: psycopg.Connection[tuple[Any, ...]], house: House) -> int:
@@ -99,6 +103,8 @@ class Sweeper(threading.Thread):
                 swept = sweep(self._dsn, self._house, self._publish)
             except (psycopg.Error, LedgerUnavailable) as error:
                 log.warning("sweep failed", error=type(error).__name__)
+            except BlobsUnavailable as error:
+                log.warning("blobs not swept", reason=str(error))
             else:
                 if swept and (swept.unsettled or swept.orphans):
                     log.info("swept", unsettled=swept.unsettled, orphans=swept.orphans, forgotten=swept.forgotten)

@@ -158,6 +158,19 @@ unsettled = Table(
     PrimaryKeyConstraint("execution_id", "key"),
 )
 
+# Who needs which blob (`names.py`). Not columns of `calls`, for the index that finds the other names of a blob.
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("execution_id", Text, nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("uri", Text, nullable=False),
+    _instant("expires_at"),
+    PrimaryKeyConstraint("execution_id", "key", "uri"),
+    Index("blobs_uri", "uri"),
+    Index("blobs_expires", "expires_at"),
+)
+
 # Whose rows a role may see (`isolation.py`); the owner of the tables fills it in. Small, the same on every shard.
 org_roles = Table(
     "org_roles",

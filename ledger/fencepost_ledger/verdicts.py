@@ -32,11 +32,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the tool's probe said of a lost attempt, read at `revision`; `result` is a JSON text in ASCII."""
+    """What the tool's probe said of a lost attempt, read at `revision`.
+
+    `result`, `result_ref` and `error` (found, and what of it cannot be kept) are JSON texts in ASCII.
+    """
 
     revision: int
     answer: Literal["found", "not_done", "unknown"]
     result: str | None = None
+    result_ref: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,15 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
+class Name:
+    """A blob that is about to be stored for a call: named first, so that it is swept whatever becomes of the call."""
+
+    execution_id: str
+    key: bytes
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finalize:
     """How an attempt ended. `result`, `result_ref` and `error` are JSON texts in ASCII."""
 
@@ -92,7 +106,7 @@ class Settle:
     undecided: bool = False
 
 
-Op = Admit | Raise | Finalize | Settle
+Op = Admit | Raise | Name | Finalize | Settle
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from pkgutil import resolve_name
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,8 +20,10 @@ from fencepost_schemas.fields import (
     ScopeId,
     ToolName,
 )
+from fencepost_schemas.plain import loads
 
 OUTCOME_TYPE: Final = "tool.outcome.v1"
+_FETCH: Final = "fencepost_ledger.blobs:fetch"
 _WORDS: Final = 300  # characters of an error's message that a description repeats
 
 
@@ -77,6 +81,10 @@ class ResultRef(BaseModel):
     media_type: str
 
 
+Fetch = Callable[[ResultRef, str | None], bytes | str]
+"""What reads a stored result: (its reference, the org whose it must be) → its JSON text."""
+
+
 class Outcome(BaseModel):
     """``tool.outcome.v1``: the answer to one delivery of one dispatch.
 
@@ -109,6 +117,27 @@ class Outcome(BaseModel):
     finished_at: Instant | None = None
     worker: str | None = None
     metadata: Metadata = None
+
+    def load_result(self, fetch: Fetch | None = None) -> Any:
+        """The result wherever it lies: ``result``, or what ``result_ref`` names, read, checked and parsed.
+
+        It blocks while it reads; in a coroutine: ``await asyncio.to_thread(outcome.load_result)``. The URI says which
+        store, the store's own variables say with which credentials (``AWS_…``, ``GOOGLE_…``, ``AZURE_…``), and the
+        extra ``fencepost[s3]`` has to be installed. ``fetch`` reads it in another way.
+
+        The reader is the ledger's, and these events stand below the ledger: so it is looked up by its name, at the
+        first reference that is followed. Every outcome can be asked, whoever decoded it, nobody has to register
+        anything first, and who never meets a reference imports nothing for it.
+
+        Raises:
+            BlobMissing: forgotten with its call, or no blob of this outcome's org.
+            BlobDamaged: other bytes lie there than were stored.
+            BlobsUnavailable: the store cannot be read, or the extra is missing. All three are in ``fencepost_ledger``.
+        """
+        if self.result_ref is None:
+            return self.result
+        read: Fetch = fetch or resolve_name(_FETCH)
+        return loads(read(self.result_ref, self.org_id))
 
     def describe(self) -> str:
         """One plain sentence for a model or a log: what happened, why, and whether to repeat the call."""

@@ -25,6 +25,7 @@ REPORT = "this is a fault of fencepost: run it again with --debug and report wha
 # By name: a command that needs neither Kafka nor Postgres does not import their errors. Subclasses count.
 _EXIT_CODES = {
     "AccessRefused": UNREACHABLE,
+    "BlobsUnavailable": UNREACHABLE,
     "BrokersUnavailable": UNREACHABLE,
     "EmbeddedUnavailable": UNREACHABLE,
     "KafkaUnavailable": UNREACHABLE,
@@ -32,6 +33,8 @@ _EXIT_CODES = {
     "InvalidDispatch": USAGE,
     "Refused": USAGE,
     "Ambiguous": FAILED,
+    "BlobDamaged": FAILED,
+    "BlobMissing": FAILED,
     "ClassificationBlocked": FAILED,
     "DuplicateTool": FAILED,
     "MissingTopic": FAILED,

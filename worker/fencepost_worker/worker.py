@@ -18,6 +18,7 @@ from fencepost_dispatch.path import Paths
 from fencepost_dispatch.registry import Registry
 from fencepost_dispatch.settings import Settings
 from fencepost_ledger import CallRow, Ledger, new_holder, require_current
+from fencepost_ledger.blobs import check as check_blobs
 from fencepost_ledger.verdicts import Settle
 from fencepost_schemas import Decoded, Poison, decode, encode_outcome
 from fencepost_worker.consumer import PollThread
@@ -60,6 +61,7 @@ class Worker:
             worker=self.holder,
             wait_seconds=settings.wait_seconds,
             inline_result_bytes=settings.inline_result_bytes,
+            blobs=settings.blobs,
         )
         self._engine = Engine(
             self._open_ledger,
@@ -285,11 +287,13 @@ async def run_worker(settings: Settings, modules: list[str]) -> int:
     """Run a worker of the consumer group until it is told to stop → exit code.
 
     Raises:
-        SettingsError, ToolsNotLoaded, LedgerUnavailable, NotMigrated, BrokersUnavailable, TopicsUnfit: at start, with
-            the cure.
+        SettingsError, ToolsNotLoaded, LedgerUnavailable, NotMigrated, BlobsUnavailable, BrokersUnavailable,
+            TopicsUnfit: at start, with the cure.
     """
     tools = load_tools(settings, modules)
     await asyncio.to_thread(require_current, settings.require_dsn())
+    if settings.blobs is not None:
+        await asyncio.to_thread(check_blobs, settings.blobs)
     _require_fit(await asyncio.to_thread(check, settings.kafka_config(), settings))
     return await Worker(settings, tools).run()
 

@@ -49,11 +49,30 @@ def list_(  # noqa: PLR0917 - options, all given by name
 
 
 @app.command("show")
-def show(context: typer.Context, key: Key, json: Json = False) -> None:
-    """Show everything that is known about one call."""
+def show(
+    context: typer.Context,
+    key: Key,
+    json: Json = False,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Read a large result from where it is stored.")
+    ] = True,
+) -> None:
+    """Show everything that is known about one call; exit 1 when its large result is missing or damaged."""
     with desk(context) as ledger:
-        call = ledger.call(key).as_json()
-    (output.record if json else output.card)(call)
+        row = ledger.call(key)
+    call = row.as_json()
+    try:
+        if follow and row.result_ref is not None:
+            call["result"] = _followed(row.result_ref, row.org_id)
+    finally:  # what the ledger knows is shown whatever the store says
+        (output.record if json else output.card)(call)
+
+
+def _followed(ref: str, org_id: str) -> Any:
+    from fencepost_ledger.blobs import fetch  # noqa: PLC0415
+    from fencepost_schemas import ResultRef, loads  # noqa: PLC0415
+
+    return loads(fetch(ResultRef(**loads(ref)), org_id))
 
 
 def _row(call: dict[str, Any], json: bool) -> dict[str, Any]:

@@ -119,17 +119,29 @@ CREATE TABLE fencepost.unsettled (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)
 """
 
+BLOBS = """
+CREATE TABLE fencepost.blobs (
+    execution_id text NOT NULL,
+    key bytea NOT NULL,
+    uri text NOT NULL,
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT blobs_pkey PRIMARY KEY (execution_id, key, uri)
+)
+"""
+
 INDEXES = (
+    "CREATE INDEX blobs_uri ON fencepost.blobs (uri)",
+    "CREATE INDEX blobs_expires ON fencepost.blobs (expires_at)",
     "CREATE INDEX events_expires ON fencepost.events (expires_at)",
     "CREATE INDEX calls_expires ON fencepost.calls (expires_at)",
 )
 
 
 def upgrade() -> None:
-    for statement in (EXECUTIONS, GENERATIONS, EVENTS, CALLS, UNSETTLED, *INDEXES):
+    for statement in (EXECUTIONS, GENERATIONS, EVENTS, CALLS, UNSETTLED, BLOBS, *INDEXES):
         op.execute(statement)
 
 
 def downgrade() -> None:
-    for table in ("unsettled", "calls", "events", "generations", "executions"):
+    for table in ("blobs", "unsettled", "calls", "events", "generations", "executions"):
         op.execute(f"DROP TABLE fencepost.{table}")
