@@ -25,6 +25,9 @@ and on the outcomes, and decides nothing any more.
 **Memory.** It is an operational record that remembers `TTL_HOURS`, explicitly not an audit trail. What still needs
 somebody (executing, unacknowledged, undecided) is never forgotten: it stands in `unsettled` as well.
 
+**Isolation.** The org of a call is the one on its execution's row. Row-level security stands behind every question that
+is about an org: see `isolation.py`.
+
 **Clock.** Leases, deadlines and memory are judged by the database's clock alone.
 """
 
@@ -32,12 +35,14 @@ from fencepost_ledger.blobs import BlobDamaged, BlobMissing, BlobsUnavailable
 from fencepost_ledger.calls import CallRow, Ruling, Source, State, Term
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated
 from fencepost_ledger.desk import Ambiguous, Desk, Execution, NotFound, OrgConflict
+from fencepost_ledger.isolation import ROLES_SQL
 from fencepost_ledger.ledger import Ledger, new_holder
 from fencepost_ledger.rulings import Moved
 from fencepost_ledger.schema import migrate, require_current, schema_status
 from fencepost_ledger.sweep import Swept, sweep
 
 __all__ = [
+    "ROLES_SQL",
     "Ambiguous",
     "BlobDamaged",
     "BlobMissing",

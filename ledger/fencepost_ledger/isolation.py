@@ -28,11 +28,8 @@ org all the same. Kafka's topics have no orgs: give tenants no access to them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import psycopg
-
-from fencepost_ledger.connect import LedgerUnavailable
+from fencepost_ledger.connect import LedgerUnavailable, connect
 
 ROLES_SQL = Path(__file__).with_name("roles.sql")
 """The SQL that makes the roles and gives them their rights; for the tables' owner, after each migration."""
@@ -48,10 +45,14 @@ SELECT current_user, row_security_active('fencepost.calls') AND NOT EXISTS (
 NARROW = "SELECT set_config('fencepost.org', %s, true)"
 
 
-def require_whole_sight(connection: psycopg.Connection[Any]) -> None:
-    """Raises LedgerUnavailable with the cure when row-level security hides rows from this role: to a worker, an
-    execution that it cannot see is one that nobody opened."""
-    role, blind = connection.execute(_SIGHT).fetchone() or ("", False)
+def require_whole_sight(dsn: str) -> None:
+    """Whether this role sees every row: to a worker, an execution that it cannot see is one that nobody opened.
+
+    Raises:
+        LedgerUnavailable: row-level security hides rows from it; the text names the cure.
+    """
+    with connect(dsn) as connection:
+        role, blind = connection.execute(_SIGHT).fetchone() or ("", False)
     if blind:
         raise LedgerUnavailable(
             f"row-level security hides rows from the role {role!r}, and a worker needs them all: as the tables' owner"

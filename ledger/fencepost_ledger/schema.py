@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, unreachable
+from fencepost_ledger.isolation import require_whole_sight
 from fencepost_ledger.tables import SCHEMA
 
 # Two migrations at once wait for each other on this advisory lock; the number is arbitrary and ours.
@@ -62,10 +63,15 @@ def schema_status(dsn: str) -> tuple[Literal["current", "missing", "older", "new
 
 
 def require_current(dsn: str) -> None:
-    """Raises NotMigrated with the cure unless the schema is of this program's version or newer (rolling upgrades)."""
+    """Whether a worker can use it: of this program's version or newer (rolling upgrades), and wholly visible.
+
+    Raises:
+        NotMigrated, LedgerUnavailable: with the cure.
+    """
     status, line = schema_status(dsn)
     if status in ("missing", "older"):
         raise NotMigrated(line)
+    require_whole_sight(dsn)
 
 
 class _Database:

@@ -7,6 +7,7 @@ from confluent_kafka import KafkaException
 from fencepost_dispatch.settings import Settings, SettingsError
 from fencepost_ledger import LedgerUnavailable, schema_status
 from fencepost_ledger.clock import clock_offset
+from fencepost_ledger.isolation import require_whole_sight
 from fencepost_worker.topics import BrokersUnavailable, Finding, check
 
 CLOCK_SECONDS = 5.0  # a difference that people notice in timestamps; nothing is decided by this machine's clock
@@ -38,7 +39,8 @@ def _ledger(settings: Settings) -> tuple[list[Finding], bool]:
         return [_fault("database", error, settings)], True
     except LedgerUnavailable as error:
         return [_fault("database", error, settings)], False
-    return [Finding("ok", "database", "answers"), _schema(status, line), _clock(offset)], True
+    sight = [_sight(dsn, settings)] if status in ("current", "newer") else []
+    return [Finding("ok", "database", "answers"), _schema(status, line), *sight, _clock(offset)], True
 
 
 def _schema(status: str, line: str) -> Finding:
@@ -51,6 +53,14 @@ def _schema(status: str, line: str) -> Finding:
             return Finding("warning", "schema", text, cure)
         case _:
             return Finding("error", "schema", text, cure)
+
+
+def _sight(dsn: str, settings: Settings) -> Finding:
+    try:
+        require_whole_sight(dsn)
+    except LedgerUnavailable as error:
+        return _fault("rights", error, settings)
+    return Finding("ok", "rights", "this role sees the rows of every org, as a worker must")
 
 
 def _clock(offset: float) -> Finding:
