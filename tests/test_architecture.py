@@ -18,6 +18,7 @@ KAFKA = {
         f"worker/fencepost_worker/{name}.py"
         for name in ("consumer", "deadletter", "doctor", "embedded", "events", "membership", "publisher", "topics")
     ),
+    "worker/fencepost_worker/lag.py",
     "worker/fencepost_worker/demo/wire.py",
 }
 LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic"}

@@ -9,14 +9,13 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from opentelemetry import propagate
-
 from fencepost_dispatch.event import new_event
 from fencepost_dispatch.feed import Feed, Item, Received
 from fencepost_dispatch.sender import Sender
 from fencepost_dispatch.settings import Settings
+from fencepost_dispatch.tracing import find_tracer, sending
 from fencepost_dispatch.waiting import Answer, Waiting
-from fencepost_schemas import Dispatch, Fence, Outcome, encode_dispatch
+from fencepost_schemas import Dispatch, Encoded, Fence, Outcome, encode_dispatch
 
 if TYPE_CHECKING:
     from fencepost_ledger import Desk
@@ -77,6 +76,7 @@ class Dispatcher:
         self._sender: Sender | None = None
         self._feed: Feed | None = None
         self._desk = _LazyDesk(self._settings)
+        self._tracer = find_tracer()
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,7 +163,11 @@ class Dispatcher:
 
     async def send(self, event: Dispatch | Fence) -> Dispatched:
         """What `dispatch` and `fence` do, for an event that is there already."""
-        encoded = encode_dispatch(event, trace=_trace())
+        with sending(self._tracer, self._settings.dispatch_topic, event) as trace:
+            encoded = encode_dispatch(event, trace=trace)
+            return await self._send(event, encoded)
+
+    async def _send(self, event: Dispatch | Fence, encoded: Encoded) -> Dispatched:
         sender = await self._connected()
         listens = self._listen and isinstance(event, Dispatch)
         answer = self._waiting.expect(event.execution_id, event.event_id) if listens else None
@@ -222,10 +226,3 @@ class _LazyDesk:
         with self._one_at_a_time:
             if self._desk is not None:
                 self._desk.close()
-
-
-def _trace() -> list[tuple[str, bytes]]:
-    """The current span's W3C headers, when there is one."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return [(name, carrier[name].encode()) for name in ("traceparent", "tracestate") if carrier.get(name)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,6 +40,11 @@ _current: ContextVar[ToolInvocationContext | None] = ContextVar("fencepost_tool_
 def current_tool_invocation_context() -> ToolInvocationContext | None:
     """The call that is running here; None outside a tool call."""
     return _current.get()
+
+
+def bound_in(context: Context) -> ToolInvocationContext | None:
+    """The call that is bound in another task's context, or None."""
+    return context.get(_current)
 
 
 def bind(context: ToolInvocationContext) -> Token[ToolInvocationContext | None]:

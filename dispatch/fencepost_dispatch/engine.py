@@ -7,18 +7,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import structlog
 
+from fencepost_dispatch.context import bound_in
 from fencepost_dispatch.execute import Ended, Found, execute, probe
 from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record, Run, Store
 from fencepost_dispatch.slots import Slots
 from fencepost_dispatch.tools import NotDone
+from fencepost_dispatch.watch import Watch
 from fencepost_ledger import Ledger, Term
 from fencepost_ledger.blobs import store
 from fencepost_ledger.verdicts import Admit, Admitted, Finalized, Name, Op, Probe, Settle, Start
@@ -45,6 +49,7 @@ NEVER_BEGAN = Ended(
 
 
 OnEnd = Callable[[Any, BaseException | None], None]
+Enter = Callable[[Run], Coroutine[Any, Any, Ended]]
 
 
 class Way:
@@ -53,7 +58,7 @@ class Way:
     `wanted` is asked right before a look that may start the call: when it says no, the path is dropped without an end.
     """
 
-    __slots__ = ("admit", "on_end", "path", "runs", "slot", "waited_since", "waits", "wanted")
+    __slots__ = ("admit", "on_end", "path", "runs", "since", "slot", "waited_since", "waits", "wanted")
 
     def __init__(self, path: Generator[Any, Any, Any], on_end: OnEnd, wanted: Callable[[], bool]) -> None:
         self.path = path
@@ -62,6 +67,7 @@ class Way:
         self.admit: Admit | None = None
         self.slot = False
         self.runs: CallKey | None = None
+        self.since = 0.0  # when it stood in line for a slot, or entered the tool
         self.waits = 0
         self.waited_since = 0.0
 
@@ -73,7 +79,8 @@ class Engine:
         ledger: makes the ledger with this engine's callbacks (`deliver`, `lost`, `lapse`), called in its threads.
         concurrency: calls that may execute at once. threads: where sync tools run.
         steps: what else paths may yield: a step's class → handler of (way, step), which ends in `resume`.
-        on_idle: called when no path is under way any more.
+        on_idle: called when no path is under way any more. watch: is told how long calls wait and run.
+        around: wraps what runs a tool, as in a span.
     """
 
     def __init__(
@@ -84,10 +91,14 @@ class Engine:
         threads: Executor,
         steps: dict[type[Any], Callable[[Way, Any], None]] | None = None,
         on_idle: Callable[[], None] = lambda: None,
+        watch: Watch = Watch(),  # noqa: B008 - it has no state
+        around: Callable[[Enter], Enter] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = threads
         self._on_idle = on_idle
+        self._watch = watch
+        self._enter = self._execute if around is None else around(self._execute)
         self.slots: Slots[Way] = Slots(concurrency, self._granted)
         self.under_way = 0
         self._tasks: dict[asyncio.Task[Ended], Run] = {}
@@ -155,10 +166,12 @@ class Engine:
 
     def _look(self, way: Way, step: Look) -> None:
         way.admit = step.admit
+        way.since = perf_counter()
         self.slots.acquire(step.tenant, way)
 
     def _granted(self, way: Way) -> None:
         way.slot = True
+        self._watch.waited(perf_counter() - way.since)
         if way.admit is not None and way.wanted():
             self._submit(way.admit, way)
         else:
@@ -212,15 +225,34 @@ class Engine:
     # --- tools ----------------------------------------------------------------------------------------------------
 
     def _run(self, way: Way, step: Run) -> None:
-        task = self._loop.create_task(execute(step.tool, step.arguments, step.context, self._threads))
+        way.since = perf_counter()
+        task = self._loop.create_task(self._enter(step))
         way.runs = None if step.term is None else _key(step.term)
         self._tasks[task] = step
         task.add_done_callback(partial(self._ran, way))
 
+    def _execute(self, run: Run) -> Coroutine[Any, Any, Ended]:
+        return execute(run.tool, run.arguments, run.context, self._threads)
+
     def _ran(self, way: Way, task: asyncio.Task[Ended]) -> None:
-        self._tasks.pop(task)
+        self._watch.ran(self._tasks.pop(task).tool.name, perf_counter() - way.since)
         # A task that is cancelled before its first step never enters the tool.
         self.resume(way, NEVER_BEGAN if task.cancelled() else task.result())
+
+    @property
+    def executing(self) -> int:
+        """How many tools run."""
+        return len(self._tasks)
+
+    def inside(self, task: asyncio.Task[Any] | None) -> Run | None:
+        """The run that this task is, or (Python 3.12) was started by; any thread may ask."""
+        if task is None:
+            return None
+        tasks = self._tasks.copy()
+        if task in tasks:
+            return tasks[task]
+        call = bound_in(getattr(task, "get_context", copy_context)())
+        return next((run for run in tasks.values() if run.context is call), None)
 
     def _store(self, way: Way, step: Store) -> None:
         """Beside `_tasks`: what cancels tools leaves uploads alone. The slot is kept, or a slow store would fill the

@@ -14,6 +14,7 @@ from fencepost_dispatch.path import Paths
 from fencepost_dispatch.registry import Registry
 from fencepost_dispatch.settings import Settings
 from fencepost_dispatch.tools import Tool
+from fencepost_dispatch.tracing import around_runs, find_tracer, headers
 from fencepost_ledger import Ledger, new_holder, require_current
 from fencepost_ledger.blobs import check
 from fencepost_ledger.verdicts import Refused
@@ -40,7 +41,7 @@ def open_ledger(settings: Settings, holder: str, engine: Engine, **more: Any) ->
 def delivered(dispatch: Dispatch) -> Delivery:
     """A dispatch that came from no record; arguments without a canonical form are refused with their JSON path."""
     try:
-        return Delivery(dispatch, arguments_hash(dispatch.arguments))
+        return Delivery(dispatch, arguments_hash(dispatch.arguments), trace=headers())
     except NotCanonical as error:
         return Delivery(dispatch, None, Refused("invalid_arguments", str(error)))
 
@@ -70,6 +71,7 @@ class Line:
             lambda engine: open_ledger(self._settings, holder, engine, on_health=_ignored),
             concurrency=self._settings.concurrency,
             threads=self._threads,
+            around=around_runs(find_tracer()),
         )
         self._paths = Paths(
             self._tools,

@@ -52,13 +52,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Enter the tool → Ended. `shared`: somebody else may run it again if the lease is lost."""
+    """Enter the tool → Ended. `shared`: somebody else may run it again if the lease is lost. `trace`: W3C headers."""
 
     tool: AnyTool
     arguments: dict[str, Any]
     context: ToolInvocationContext
     term: Term | None
     shared: bool
+    trace: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class Paths:
         context = _context(delivery.dispatch, admitted, start.attempt)
         policy = plan.admit.policy
         shared = policy.effect == "idempotent" or policy.probed
-        return Run(plan.tool, plan.arguments, context, start.term, shared)
+        return Run(plan.tool, plan.arguments, context, start.term, shared, delivery.trace)
 
     def _kept(
         self, ended: Ended, execution_id: str, org_id: str | None, key: bytes | None

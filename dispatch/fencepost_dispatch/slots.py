@@ -18,17 +18,14 @@ class Slots(Generic[T]):
     def __init__(self, size: int, granted: Callable[[T], None]) -> None:
         self._free = size
         self._granted = granted
-        self._paused = False
+        self.paused = False
+        self.waiting = 0  # how many stand in line
         self._granting = False
         self._lines: OrderedDict[str, deque[T]] = OrderedDict()
 
-    @property
-    def waiting(self) -> int:
-        """How many stand in line."""
-        return sum(len(line) for line in self._lines.values())
-
     def acquire(self, tenant: str, who: T) -> None:
         """Stand in the tenant's line."""
+        self.waiting += 1
         self._lines.setdefault(tenant, deque()).append(who)
         self._grant()
 
@@ -39,7 +36,7 @@ class Slots(Generic[T]):
 
     def pause(self, paused: bool) -> None:
         """Grant nothing while paused."""
-        self._paused = paused
+        self.paused = paused
         self._grant()
 
     def take_out(self, which: Callable[[T], bool]) -> list[T]:
@@ -51,6 +48,7 @@ class Slots(Generic[T]):
                 (left if which(who) else kept).append(who)
             if kept:
                 self._lines[tenant] = kept
+        self.waiting -= len(left)
         return left
 
     def _grant(self) -> None:
@@ -58,7 +56,7 @@ class Slots(Generic[T]):
             return  # who was granted a slot gives it back at once: the loop below goes on with it
         self._granting = True
         try:
-            while self._free and self._lines and not self._paused:
+            while self._free and self._lines and not self.paused:
                 self._granted(self._next())
         finally:
             self._granting = False
@@ -69,4 +67,5 @@ class Slots(Generic[T]):
         if line:
             self._lines[tenant] = line  # to the back: the other tenants' turn
         self._free -= 1
+        self.waiting -= 1
         return who
