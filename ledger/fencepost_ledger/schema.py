@@ -10,6 +10,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
+from psycopg.errors import DeadlockDetected
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -31,20 +32,30 @@ def migrate(dsn: str) -> str:
     Raises:
         LedgerUnavailable, NotMigrated: the database cannot be reached, or is of a newer version than this program.
     """
-    try:
-        with _Database(dsn) as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-            before = _version(connection)
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-            after = _version(connection)
-    except CommandError as error:
-        raise NotMigrated(f"the ledger is of a newer version than this program ({error}): update fencepost") from None
-    except DBAPIError as error:
-        raise LedgerUnavailable(unreachable(dsn, error.orig if isinstance(error.orig, Exception) else error)) from None
+    while True:
+        try:
+            before, after = _to_head(dsn)
+        except CommandError as error:
+            why = f"the ledger is of a newer version than this program ({error}): update fencepost"
+            raise NotMigrated(why) from None
+        except DBAPIError as error:
+            # A running worker and we, each with a table that the other one wants: it was rolled back whole.
+            if not isinstance(error.orig, DeadlockDetected):
+                raise LedgerUnavailable(unreachable(dsn, error.orig or error)) from None
+        else:
+            break
     return f"the ledger is at {after}, nothing to do" if before == after else f"migrated the ledger: {before} → {after}"
+
+
+def _to_head(dsn: str) -> tuple[str | None, str | None]:
+    with _Database(dsn) as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        before = _version(connection)
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return before, _version(connection)
 
 
 def schema_status(dsn: str) -> tuple[Literal["current", "missing", "older", "newer"], str]:

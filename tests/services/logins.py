@@ -1,10 +1,12 @@
-"""Login roles on the test's Postgres, with the rights of `roles.sql`; gone after the tests."""
+"""Login roles on the test's Postgres, with the rights of `roles.sql`; gone after the tests.
+
+The groups that `roles.sql` makes belong to the whole server, and others may be using them: they stay.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +16,6 @@ from psycopg import errors, sql
 
 from fencepost_ledger.isolation import ROLES_SQL
 
-GROUPS = ("worker", "orchestrator", "operator", "reader", "every_org")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -50,16 +51,11 @@ class Logins:
         return connection
 
     def close(self) -> None:
-        """Drop the roles; the groups too, when no other database has given them rights."""
         for connection in self._connections:
             connection.close()
         for name in self._made:
             self._do("DROP OWNED BY {}", name)
             self._do("DROP ROLE {}", name)
-        self._owner.execute("DROP OWNED BY " + ", ".join(f"fencepost_{group}" for group in GROUPS))
-        for group in GROUPS:
-            with suppress(errors.DependentObjectsStillExist):
-                self._do("DROP ROLE {}", f"fencepost_{group}")
         self._owner.close()
 
     def _do(self, statement: str, *names: str) -> None:
