@@ -14,6 +14,7 @@ from services import postgres as postgres_service
 from services.brokers import Broker, Embedded, Kafka, embedded_broker, real_kafka
 from services.cluster import KafkaCluster
 from services.postgres import Postgres, postgres_server
+from services.shelves import Bucket, s3_server, variables
 
 settings.register_profile("fast", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
@@ -155,6 +156,20 @@ def empty_database(postgres: Postgres) -> Iterator[str]:
     name = postgres.new_database()
     yield postgres.dsn(name)
     postgres.drop(name)
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[str]:
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(_s3: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket that no other test has, at a server that speaks S3; the environment says how to reach it."""
+    for name, value in variables(_s3).items():
+        monkeypatch.setenv(name, value)
+    return Bucket(_s3)
 
 
 @pytest.fixture(scope="session")

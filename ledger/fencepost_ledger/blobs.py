@@ -175,6 +175,6 @@ def _explained(base: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the client says; the others are its innards."""
-    first = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return first if len(first) <= 300 else first[:300] + "…"
+    """What the client says, on one line; behind its words come its innards."""
+    words = " ".join(str(error).partition("\n\nDebug source")[0].split()) or type(error).__name__
+    return words if len(words) <= 400 else words[:400] + "…"

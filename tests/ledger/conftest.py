@@ -27,7 +27,7 @@ def module_database(postgres: Postgres) -> Iterator[str]:
 def database(module_database: str) -> str:
     """One database for all tests of a module, emptied for each: that is quicker than a database each."""
     with psycopg.connect(module_database) as connection:
-        for table in ("executions", "generations", "events", "calls", "unsettled"):
+        for table in ("executions", "generations", "events", "calls", "unsettled", "blobs"):
             connection.execute(f"DELETE FROM fencepost.{table}".encode())
     return module_database
 

@@ -150,7 +150,7 @@ class Book:
 
     def age(self, hours: float) -> None:
         """Time goes by for the memory: everything was written `hours` earlier."""
-        for table in ("calls", "events"):
+        for table in ("calls", "events", "blobs"):
             self.ask(f"UPDATE fencepost.{table} SET expires_at = expires_at - make_interval(hours => %s)", hours)
         self.ask("UPDATE fencepost.unsettled SET since = since - make_interval(hours => %s)", hours)
         self.ask("UPDATE fencepost.calls SET finished_at = finished_at - make_interval(hours => %s)", hours)
