@@ -29,16 +29,15 @@ _ORG = """(
 ) AND (SELECT coalesce(current_setting('fencepost.org', true), '')) IN ('', {row}.org_id)"""
 
 # Its org is the one on the execution's row.
-_EXECUTION = (
-    "EXISTS (SELECT FROM fencepost.executions x WHERE x.execution_id = {table}.execution_id AND "
-    + _ORG.format(row="x")
-    + ")"
-)
+_ORG_OF_X = _ORG.format(row="x")
+_EXECUTION = f"""EXISTS (
+    SELECT FROM fencepost.executions x WHERE x.execution_id = {{row}}.execution_id AND {_ORG_OF_X}
+)"""
 
 POLICIES = {
     "executions": _ORG.format(row="executions"),
     "calls": _ORG.format(row="calls"),
-    **{table: _EXECUTION.format(table=table) for table in ("generations", "events", "unsettled", "blobs")},
+    **{table: _EXECUTION.format(row=table) for table in ("generations", "events", "unsettled", "blobs")},
     "org_roles": "role = current_user",
 }
 
