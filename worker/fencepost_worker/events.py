@@ -33,6 +33,10 @@ class Bury:
     message: str
 
 
+class Unpublished(Exception):
+    """An outcome cannot be published, and its event must not count as answered."""
+
+
 class Unburied(Exception):
     """A record that neither the ledger nor the dead-letter topic can take: the worker must not go past it."""
 
@@ -56,10 +60,16 @@ def left(row: CallRow) -> Event:
 
 
 def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
-    """Publish; an outcome over the broker's limit goes without its result, and says so."""
+    """Publish; an outcome over the broker's limit goes without its result, and says so.
+
+    Raises:
+        Unpublished: it is too large all the same. It is not settled.
+    """
     error = yield Publish(answer.outcome, trace)
     if error is not None:
-        yield Publish(_without_result(answer.outcome), trace)
+        error = yield Publish(_without_result(answer.outcome), trace)
+    if error is not None:
+        raise Unpublished("an outcome does not fit even without its result: raise max.message.bytes of its topic")
     return answer.settle
 
 
