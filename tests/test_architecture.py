@@ -21,7 +21,7 @@ KAFKA = {
     "worker/fencepost_worker/lag.py",
     "worker/fencepost_worker/demo/wire.py",
 }
-LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic"}
+LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic", "obstore"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
