@@ -19,6 +19,7 @@ KAFKA = {
         for name in ("consumer", "deadletter", "doctor", "embedded", "events", "membership", "publisher", "topics")
     ),
     "worker/fencepost_worker/lag.py",
+    "worker/fencepost_worker/replay.py",
     "worker/fencepost_worker/demo/wire.py",
 }
 LEDGER_ONLY = {"sqlalchemy", "psycopg", "psycopg_pool", "alembic", "obstore"}

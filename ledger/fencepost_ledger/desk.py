@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -16,6 +16,8 @@ from fencepost_ledger.calls import COLUMNS, CallRow, Source, State, call_row
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, is_conflict, is_not_migrated, unreachable
 from fencepost_ledger.isolation import NARROW
 from fencepost_ledger.rulings import Judgement, Moved, did_not_happen, happened
+from fencepost_ledger.settle import settle
+from fencepost_ledger.verdicts import Settle
 
 _ROW = ", ".join(f"c.{name}" for name in COLUMNS)
 _LEASE = "c.lease_until < clock_timestamp(), NULL::boolean"
@@ -199,6 +201,14 @@ class Desk:
         The same release once more is fine, until the call has started again. Raises as `resolve` does.
         """
         return self._rule(shown, Judgement(State.released, by, reason, evidence))
+
+    def settle(self, acknowledged: Iterable[Settle]) -> None:
+        """The broker has these outcomes."""
+        try:
+            with self._narrowed() as connection, connection.transaction(), connection.cursor() as cur:
+                settle(cur, list(acknowledged))
+        except psycopg.Error as error:
+            raise self._sorted(error) from None
 
     def origin(self, row: CallRow) -> Source | None:
         """Where on Kafka the event of the row's attempt came from; None when it came in process, or is forgotten."""

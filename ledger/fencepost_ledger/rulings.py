@@ -69,10 +69,11 @@ def happened(result: str, **who: Any) -> Judgement:
 
 def did_not_happen(code: str, message: str | None, **who: Any) -> Judgement:
     """It did not happen; without a message the reason is it."""
-    message = who["reason"] if message is None else message
     check_text("code", code)
-    check_text("message", message)
-    return Judgement(State.failed, error=dumps({"code": code, "message": message, "detail": None}), **who)
+    if message is not None:
+        check_text("message", message)
+    error = {"code": code, "message": who["reason"] if message is None else message, "detail": None}
+    return Judgement(State.failed, error=dumps(error), **who)
 
 
 def check_text(name: str, text: str) -> None:

@@ -16,7 +16,7 @@ from fencepost_ledger.admit import give_up
 from fencepost_ledger.blobs import BlobsUnavailable
 from fencepost_ledger.calls import CallRow, call_row
 from fencepost_ledger.case import House
-from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect
+from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect, is_unavailable, unreachable
 from fencepost_ledger.names import forget_blobs
 
 # One sweeper at a time over the whole ledger; the number is arbitrary and ours.
@@ -51,14 +51,25 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
         LedgerUnavailable, psycopg.Error
         BlobsUnavailable: when all but the blobs was done; their turn comes again.
     """
-    with connect(dsn, patience=PATIENCE) as connection, connection.cursor() as cur:
-        if cur.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
-            return None
-        orphans = _orphans(connection, house)
-        left = _unsettled(connection)
-        if left:
-            publish(left)
-        return Swept(len(left), orphans, _forget(connection), forget_blobs(connection))
+    try:
+        with connect(dsn, patience=PATIENCE) as connection:
+            return _swept(connection, house, publish)
+    except psycopg.Error as error:
+        if is_unavailable(error):
+            raise LedgerUnavailable(unreachable(dsn, error)) from None
+        raise
+
+
+def _swept(
+    connection: psycopg.Connection[tuple[Any, ...]], house: House, publish: Callable[[list[CallRow]], None]
+) -> Swept | None:
+    if connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
+        return None
+    orphans = _orphans(connection, house)
+    left = _unsettled(connection)
+    if left:
+        publish(left)
+    return Swept(len(left), orphans, _forget(connection), forget_blobs(connection))
 
 
 def _orphans(connection: psycopg.Connection[tuple[Any, ...]], house: House) -> int:

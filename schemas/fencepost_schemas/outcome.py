@@ -169,7 +169,11 @@ class Outcome(BaseModel):
         return f" ({self.error.code}: {words})" if words else f" ({self.error.code})"
 
     def _found(self) -> str:
-        return "" if self.resolution is None else f", as {self.resolution.by} found"
+        if self.resolution is None:
+            return ""
+        if self.started_at is not None and self.resolution.at < self.started_at:
+            return f", started again because {self.resolution.by} had released it"
+        return f", as {self.resolution.by} found"
 
     def _advice(self) -> str:
         match self.status:

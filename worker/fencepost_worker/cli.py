@@ -38,6 +38,7 @@ _EXIT_CODES = {
     "ClassificationBlocked": FAILED,
     "DuplicateTool": FAILED,
     "MissingTopic": FAILED,
+    "Moved": FAILED,
     "NotFound": FAILED,
     "NotMigrated": FAILED,
     "OrgConflict": FAILED,
@@ -92,6 +93,7 @@ app.command()(dispatching.dispatch)
 app.command()(dispatching.redispatch)
 app.command()(dispatching.outcomes)
 app.add_typer(calls.app, name="calls")
+app.command()(services.sweep)
 app.command()(identity.key)
 
 

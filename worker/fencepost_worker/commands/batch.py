@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from fencepost_dispatch.client import Dispatcher
 from fencepost_dispatch.event import InvalidDispatch, new_event_id
@@ -18,6 +16,7 @@ from fencepost_dispatch.settings import Settings
 from fencepost_schemas import Dispatch, Fence, Outcome, Poison, Refused, decode, dumps, parse
 from fencepost_worker.commands import output
 from fencepost_worker.commands.dispatching import print_outcome
+from fencepost_worker.commands.lines import opened, progress
 
 AT_ONCE = 500
 
@@ -33,7 +32,7 @@ async def dispatch_file(settings: Settings, path: Path, generation: int, wait: f
     under_way: deque[_Line] = deque()
     good = bad = 0
     async with Dispatcher(settings, listen=wait is not None) as dispatcher:
-        with _opened(path) as lines, _progress(path) as advance, _ended(under_way):
+        with opened(path) as lines, progress(path) as advance, _ended(under_way):
             for number, text in enumerate(lines, 1):
                 if text.strip():
                     under_way.append(_Line(number, asyncio.create_task(_send(dispatcher, text, generation, wait))))
@@ -99,27 +98,3 @@ def read_event(text: bytes, generation: int) -> Dispatch | Fence:
     if decoded.refusal is not None:
         raise InvalidDispatch(decoded.refusal.message)
     return decoded.event
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    if str(path) == "-":
-        yield sys.stdin.buffer
-        return
-    with path.open("rb") as lines:
-        yield lines
-
-
-@contextmanager
-def _progress(path: Path) -> Iterator[Callable[[int], None]]:
-    """On a terminal, how many are done; the lines are not counted first, since the file may be a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = SpinnerColumn(), TextColumn("{task.completed} of {task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        bar = shown.add_task(str(path), total=None)
-        yield lambda done: shown.update(bar, completed=done)

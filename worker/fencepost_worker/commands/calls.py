@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fencepost_worker.commands import output
+from fencepost_worker.commands import output, ruling
 from fencepost_worker.commands.options import Execution, Json, Org, options
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The ledger's calls: what ran, what is running, what nobody knows.")
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The invocation key, or any unique prefix of it.")]
-Filter = Literal["executing", "completed", "failed", "indeterminate"]
+Filter = Literal["executing", "completed", "failed", "indeterminate", "released"]
 
 COLUMNS = {
     "key": "invocation_key",
@@ -66,6 +66,10 @@ def show(
             call["result"] = _followed(row.result_ref, row.org_id)
     finally:  # what the ledger knows is shown whatever the store says
         (output.record if json else output.card)(call)
+
+
+app.command()(ruling.resolve)
+app.command()(ruling.release)
 
 
 def _followed(ref: str, org_id: str) -> Any:

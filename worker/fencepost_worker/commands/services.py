@@ -1,10 +1,11 @@
-"""`fencepost worker`, `migrate`, `topics`, `doctor`, `demo` and `dev`: what runs, and what it needs to run."""
+"""`fencepost worker`, `migrate`, `topics`, `doctor`, `sweep`, `demo`, `dev`: what runs, and what it needs to run."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,6 +79,30 @@ def doctor(context: typer.Context, json: Json = False) -> None:
     report(findings, json)
     fault = any(finding.level == "error" for finding in findings)
     raise typer.Exit(3 if not reached else int(fault))
+
+
+def sweep(context: typer.Context, json: Json = False) -> None:
+    """One pass of the sweeper by hand: what every worker does by itself, every few seconds.
+
+    Publishes outcomes that nobody has acknowledged (after a crash, after a ruling), ends calls whose worker is gone and
+    for which nobody came back, and forgets what is past its time. Exit 0 also when another sweeper is at work.
+    """
+    from fencepost_worker.sweeping import sweep_by_hand  # noqa: PLC0415
+
+    done = sweep_by_hand(options(context).settings())
+    if json:
+        output.record({"swept": done is not None} | ({} if done is None else asdict(done)))
+    elif done is None:
+        output.line("another sweeper is at work: nothing is left to do here")
+    else:
+        output.line(
+            f"published {done.published} outcomes, ended {done.orphans} orphans,"
+            f" forgot {done.forgotten} rows and {done.blobs} stored results"
+        )
+    if done is not None and done.faults:
+        for fault in done.faults:
+            output.note(fault)
+        raise typer.Exit(1)
 
 
 def demo(json: Json = False) -> None:
