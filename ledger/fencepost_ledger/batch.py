@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,6 +24,7 @@ from fencepost_ledger.fence import raise_generations
 from fencepost_ledger.names import name
 from fencepost_ledger.settle import finalize, settle
 from fencepost_ledger.verdicts import Admit, Failed, Finalize, Name, Op, Raise, Settle
+from fencepost_ledger.watch import Watch
 
 Entry = tuple[Op, Any]
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -75,6 +77,7 @@ class GroupCommit(threading.Thread):
     Args:
         deliver: called in this thread with the answers of a committed batch, as (token, answer).
         on_health: called in this thread with None when the ledger answers, or the one-line reason why it does not.
+        watch: is told of batches.
     """
 
     def __init__(
@@ -84,10 +87,12 @@ class GroupCommit(threading.Thread):
         holding: Holding,
         deliver: Callable[[list[tuple[Any, Any]]], None],
         on_health: Callable[[str | None], None],
+        *,
+        watch: Watch = Watch(),  # noqa: B008 - it has no state
     ) -> None:
         super().__init__(name="fencepost-ledger", daemon=True)
         self._dsn, self._house, self._holding = dsn, house, holding
-        self._deliver, self._on_health = deliver, on_health
+        self._deliver, self._on_health, self._watch = deliver, on_health, watch
         self._waiting: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._connection: Connection | None = None
@@ -141,8 +146,10 @@ class GroupCommit(threading.Thread):
         self._holding.drop()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._dsn, patience=PATIENCE, options=_PLANS)
+        began = time.perf_counter()
         answers = transact(self._connection, [op for op, _ in batch], self._house, self._holding)
         self._holding.keep()
+        self._watch.committed(len(batch), time.perf_counter() - began)
         return answers
 
     def _again(self, error: Exception, attempt: int) -> bool:

@@ -16,6 +16,7 @@ from fencepost_ledger import statements as sql
 from fencepost_ledger.calls import Term
 from fencepost_ledger.case import Holding, House
 from fencepost_ledger.connect import LedgerUnavailable, connect
+from fencepost_ledger.watch import Watch
 
 log = structlog.get_logger("fencepost.lease")
 
@@ -35,10 +36,12 @@ class LeaseKeeper(threading.Thread):
         holding: Holding,
         on_lost: Callable[[list[Term]], None],
         on_lapse: Callable[[bool], None],
+        *,
+        watch: Watch = Watch(),  # noqa: B008 - it has no state
     ) -> None:
         super().__init__(name="fencepost-lease", daemon=True)
         self._dsn, self._house, self._holding = dsn, house, holding
-        self._on_lost, self._on_lapse = on_lost, on_lapse
+        self._on_lost, self._on_lapse, self._watch = on_lost, on_lapse, watch
         self._lease = house.lease / timedelta(seconds=1)
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -80,7 +83,9 @@ class LeaseKeeper(threading.Thread):
         cur = self._cursor()
         items = json.dumps([_item(term) for term in sorted(terms, key=_order)])
         params = {"items": items, "holder": self._house.holder, "lease": self._house.lease}
-        if cur.execute(sql.RENEW.encode(), params).rowcount < len(terms):
+        renewed = cur.execute(sql.RENEW.encode(), params).rowcount
+        self._watch.renewed(renewed)
+        if renewed < len(terms):
             self._report(terms, {(e, bytes(k)) for e, k in cur.execute(sql.STILL_MINE.encode(), params)})
 
     def _report(self, asked: list[Term], mine: set[tuple[str, bytes]]) -> None:
@@ -88,6 +93,7 @@ class LeaseKeeper(threading.Thread):
         lost = {term for term in asked if (term.execution_id, term.key) not in mine and term in held}
         if new := lost - self._reported:
             self._on_lost(sorted(new, key=_order))
+            self._watch.lost(len(new))
         self._reported = lost
 
     def _cursor(self) -> psycopg.Cursor[tuple[Any, ...]]:

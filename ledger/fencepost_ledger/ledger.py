@@ -15,6 +15,7 @@ from fencepost_ledger.case import Holding, House
 from fencepost_ledger.lease import LeaseKeeper
 from fencepost_ledger.sweep import Sweeper
 from fencepost_ledger.verdicts import OnDivergence
+from fencepost_ledger.watch import Watch
 
 
 def new_holder() -> str:
@@ -34,6 +35,7 @@ class Ledger:
         on_lapse: True when no lease could be renewed for a whole lease, False when it could again.
         on_health: None when the ledger answers, else one line.
         publish: rows whose outcome nobody acknowledged (from the sweeper).
+        watch: is told of the threads' work.
     """
 
     def __init__(
@@ -50,14 +52,15 @@ class Ledger:
         publish: Callable[[list[CallRow]], None] | None = None,
         default_org: str | None = None,
         on_divergence: OnDivergence = "refuse",
+        watch: Watch = Watch(),  # noqa: B008 - it has no state
     ) -> None:
         self.house = House(
             holder, timedelta(seconds=lease_seconds), timedelta(hours=ttl_hours), default_org, on_divergence
         )
         holding = Holding()
-        self._writer = GroupCommit(dsn, self.house, holding, deliver, on_health)
-        self._leases = LeaseKeeper(dsn, self.house, holding, on_lost, on_lapse)
-        self._sweeper = Sweeper(dsn, self.house, min(5.0, lease_seconds), publish) if publish else None
+        self._writer = GroupCommit(dsn, self.house, holding, deliver, on_health, watch=watch)
+        self._leases = LeaseKeeper(dsn, self.house, holding, on_lost, on_lapse, watch=watch)
+        self._sweeper = Sweeper(dsn, self.house, min(5.0, lease_seconds), publish, watch) if publish else None
 
     def start(self) -> None:
         """Start the threads; the connections open when they are needed."""

@@ -269,6 +269,14 @@ WHERE c.state = 'executing' AND c.lease_until < clock_timestamp() - %(age)s
 ORDER BY c.execution_id, c.key LIMIT %(limit)s
 """
 
+# What the metrics say of the whole ledger.
+BACKLOG = """
+SELECT count(*) FILTER (WHERE c.state = 'indeterminate'),
+    coalesce(extract(epoch FROM now() - min(c.started_at) FILTER (WHERE c.state = 'indeterminate')), 0)::float8,
+    count(*) FILTER (WHERE c.state IN ('completed', 'failed', 'indeterminate') AND u.acknowledged < c.revision)
+FROM fencepost.unsettled u JOIN fencepost.calls c ON c.execution_id = u.execution_id AND c.key = u.key
+"""
+
 # What still needs somebody (executing, unacknowledged, undecided) stands in `unsettled` and is never forgotten.
 FORGET_CALLS = """
 DELETE FROM fencepost.calls d USING (

@@ -16,8 +16,9 @@ from fencepost_ledger.admit import give_up
 from fencepost_ledger.blobs import BlobsUnavailable
 from fencepost_ledger.calls import CallRow, call_row
 from fencepost_ledger.case import House
-from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect, is_unavailable, unreachable
+from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect, is_not_migrated, is_unavailable, unreachable
 from fencepost_ledger.names import forget_blobs
+from fencepost_ledger.watch import Backlog, Watch
 
 # One sweeper at a time over the whole ledger; the number is arbitrary and ours.
 _LOCK = 7_102_035_114
@@ -41,7 +42,12 @@ class Swept:
     blobs: int = 0
 
 
-def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> Swept | None:
+def sweep(
+    dsn: str,
+    house: House,
+    publish: Callable[[list[CallRow]], None],
+    watch: Watch = Watch(),  # noqa: B008 - it has no state
+) -> Swept | None:
     """One pass. `publish` gets rows whose outcome nobody acknowledged; they come up again until they are settled.
 
     Returns:
@@ -53,7 +59,7 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
     """
     try:
         with connect(dsn, patience=PATIENCE) as connection:
-            return _swept(connection, house, publish)
+            return _swept(connection, house, publish, watch)
     except psycopg.Error as error:
         if is_unavailable(error):
             raise LedgerUnavailable(unreachable(dsn, error)) from None
@@ -61,7 +67,10 @@ def sweep(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> S
 
 
 def _swept(
-    connection: psycopg.Connection[tuple[Any, ...]], house: House, publish: Callable[[list[CallRow]], None]
+    connection: psycopg.Connection[tuple[Any, ...]],
+    house: House,
+    publish: Callable[[list[CallRow]], None],
+    watch: Watch,
 ) -> Swept | None:
     if connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
         return None
@@ -69,6 +78,7 @@ def _swept(
     left = _unsettled(connection)
     if left:
         publish(left)
+    watch.found(_backlog(connection))
     return Swept(len(left), orphans, _forget(connection), forget_blobs(connection))
 
 
@@ -83,6 +93,11 @@ def _unsettled(connection: psycopg.Connection[tuple[Any, ...]]) -> list[CallRow]
     with connection.transaction(), connection.cursor() as cur:
         params = {"age": _UNSETTLED_AGE, "limit": _LIMIT}
         return [call_row(row) for row in cur.execute(sql.PICK_UNSETTLED.encode(), params)]
+
+
+def _backlog(connection: psycopg.Connection[tuple[Any, ...]]) -> Backlog:
+    (row,) = connection.execute(sql.BACKLOG.encode())
+    return Backlog(*row)
 
 
 def _forget(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
@@ -100,9 +115,16 @@ def _forget(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
 class Sweeper(threading.Thread):
     """Sweeps every `period` seconds in every worker; connects only for the pass."""
 
-    def __init__(self, dsn: str, house: House, period: float, publish: Callable[[list[CallRow]], None]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        house: House,
+        period: float,
+        publish: Callable[[list[CallRow]], None],
+        watch: Watch = Watch(),  # noqa: B008 - it has no state
+    ) -> None:
         super().__init__(name="fencepost-sweeper", daemon=True)
-        self._dsn, self._house, self._period, self._publish = dsn, house, period, publish
+        self._dsn, self._house, self._period, self._publish, self._watch = dsn, house, period, publish, watch
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -111,11 +133,20 @@ class Sweeper(threading.Thread):
     def run(self) -> None:
         while not self._stopping.wait(self._period):
             try:
-                swept = sweep(self._dsn, self._house, self._publish)
+                swept = sweep(self._dsn, self._house, self._publish, self._watch)
             except (psycopg.Error, LedgerUnavailable) as error:
                 log.warning("sweep failed", error=type(error).__name__)
+                self._watch.swept(_trouble(self._dsn, error))
             except BlobsUnavailable as error:
                 log.warning("blobs not swept", reason=str(error))
+                self._watch.swept(None)
             else:
+                self._watch.swept(None)
                 if swept and (swept.unsettled or swept.orphans):
                     log.info("swept", unsettled=swept.unsettled, orphans=swept.orphans, forgotten=swept.forgotten)
+
+
+def _trouble(dsn: str, error: Exception) -> str:
+    if is_not_migrated(error):
+        return "the ledger's tables are not there: run `fencepost migrate`"
+    return unreachable(dsn, error) if isinstance(error, psycopg.Error) else str(error)

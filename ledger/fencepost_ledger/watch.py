@@ -22,18 +22,21 @@ class Backlog:
 class Watch:
     """Is told what happens, in the ledger's threads, and must return at once and never raise. This one does not listen.
 
-    Each method is called in one thread only: `committed` in the writer's, `renewed` in the lease keeper's, the others
-    in the sweeper's.
+    `committed` is called in the writer's thread, `renewed` and `lost` in the lease keeper's, the others in the
+    sweeper's.
     """
 
     def committed(self, items: int, seconds: float) -> None:
         """A batch of so many operations is in the ledger, after a transaction of so many seconds."""
 
-    def renewed(self, leases: int, lost: int) -> None:
-        """So many leases were to be renewed; so many of them are no longer ours and had not been missed before."""
+    def renewed(self, leases: int) -> None:
+        """So many leases are as good as new."""
 
-    def swept(self, backlog: Backlog | None) -> None:
-        """The ledger has answered the sweeper; None: another sweeper was at work."""
+    def lost(self, leases: int) -> None:
+        """So many calls that run here are no longer ours."""
 
-    def unswept(self, reason: str) -> None:
-        """The ledger has not answered the sweeper: why, in one line."""
+    def found(self, backlog: Backlog) -> None:
+        """A pass of the sweeper has found this."""
+
+    def swept(self, trouble: str | None) -> None:
+        """A pass is over: None when the ledger has answered, else in one line why it has not."""
