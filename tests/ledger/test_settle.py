@@ -286,7 +286,7 @@ def test_the_thread_goes_on_after_the_database_was_away(
     away = iter([LedgerUnavailable("away"), psycopg.OperationalError("cut")])
     published = threading.Event()
 
-    def flaky(dsn: str, house: House, publish: Callable[[list[CallRow]], None]) -> Swept | None:
+    def flaky(dsn: str, house: House, publish: Callable[[list[CallRow]], None], *_: object) -> Swept | None:
         if error := next(away, None):
             raise error
         return sweep(dsn, house, publish)
