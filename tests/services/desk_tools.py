@@ -9,12 +9,10 @@ from pathlib import Path
 
 from fencepost_dispatch import ToolInvocationContext, tool
 
-EFFECTS = Path(os.environ["DESK_EFFECTS"])
-
 
 def act(line: str) -> None:
     """One write of one short line: whole or not at all, whoever else appends."""
-    with EFFECTS.open("a") as file:
+    with Path(os.environ["DESK_EFFECTS"]).open("a") as file:
         file.write(f"{line}\n")
 
 
