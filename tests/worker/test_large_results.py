@@ -124,9 +124,8 @@ def test_an_outcome_over_the_limit_goes_without_its_result_and_says_so() -> None
         assert (small.outcome.result, small.outcome.status) == (None, "succeeded")
         assert small.outcome.error is not None
         assert len(small.outcome.error.message) <= 1000
-        with pytest.raises(StopIteration) as end:
+        with pytest.raises(StopIteration):
             way.send(None)
-        assert end.value.value == Settle("x", b"k" * 32, 2)
 
 
 def test_an_outcome_that_does_not_fit_at_all_is_not_settled() -> None:
