@@ -121,6 +121,8 @@ def test_whatever_happens_none_is_lost_none_doubled_and_no_slot_is_left_idle(siz
                 desk.slots.pause(bool(paused))
             case ["take", "out"]:
                 taken += desk.slots.take_out(lambda who: who[0] == "a")
+            case _:
+                pass  # nothing to release
     assert Counter(desk.granted + taken) <= Counter(asked)
     assert len(asked) == len(desk.granted) + len(taken) + desk.slots.waiting
     assert len(desk.granted) - busy <= size
