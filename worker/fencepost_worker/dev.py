@@ -7,6 +7,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -23,7 +24,9 @@ from fencepost_worker.worker import run_worker
 _DEMO_TOOLS = "fencepost_worker.demo.tools"
 # Unless they are set: what makes a first try easy, on a machine where other workers may run.
 _EASY = {"default_org": "dev", "log_format": "console", "metrics_port": 0}
-_FETCH_WAIT = {"fetch.wait.max.ms": "50"}  # the embedded broker sleeps through all of it
+# What the embedded broker needs: it sleeps through all of a fetch's wait, and a classic group that its last member has
+# left never takes one in again.
+_FIT: dict[str, Any] = {"kafka": {"fetch.wait.max.ms": "50"}, "group_protocol": "consumer"}
 _EXAMPLE = (
     "fencepost dispatch --execution try --node first --index 0 --tool tickets.create --wait 10"
     """ --arguments '{"project": "OPS", "title": "Disk full"}'"""
@@ -57,7 +60,7 @@ def run_dev(tools: list[str], *, data: Path | None = None, config: Path | None =
 
 def _settings(given: Settings, config: Path | None, **services: str) -> Settings:
     easy = {name: value for name, value in _EASY.items() if name not in given.model_fields_set}
-    return Settings.load(config, **easy, **services, kafka=_FETCH_WAIT)
+    return Settings.load(config, **easy, **services, **_FIT)
 
 
 def _export(**settings: str) -> None:
