@@ -276,22 +276,3 @@ SELECT count(*) FILTER (WHERE c.state = 'indeterminate'),
     count(*) FILTER (WHERE c.state IN ('completed', 'failed', 'indeterminate') AND u.acknowledged < c.revision)
 FROM fencepost.unsettled u JOIN fencepost.calls c ON c.execution_id = u.execution_id AND c.key = u.key
 """
-
-# What still needs somebody (executing, unacknowledged, undecided) stands in `unsettled` and is never forgotten.
-FORGET_CALLS = """
-DELETE FROM fencepost.calls d USING (
-    SELECT c.execution_id, c.key FROM fencepost.calls c
-    WHERE c.expires_at < now() AND c.state IN ('completed', 'failed', 'released') AND NOT EXISTS (
-        SELECT FROM fencepost.unsettled u WHERE u.execution_id = c.execution_id AND u.key = c.key)
-    ORDER BY c.expires_at LIMIT %(limit)s FOR UPDATE OF c SKIP LOCKED
-) gone
-WHERE d.execution_id = gone.execution_id AND d.key = gone.key
-"""
-
-FORGET_EVENTS = """
-DELETE FROM fencepost.events d USING (
-    SELECT v.execution_id, v.event_id FROM fencepost.events v WHERE v.expires_at < now()
-    ORDER BY v.expires_at LIMIT %(limit)s FOR UPDATE OF v SKIP LOCKED
-) gone
-WHERE d.execution_id = gone.execution_id AND d.event_id = gone.event_id
-"""

@@ -17,6 +17,7 @@ from fencepost_ledger.blobs import BlobsUnavailable
 from fencepost_ledger.calls import CallRow, call_row
 from fencepost_ledger.case import House
 from fencepost_ledger.connect import PATIENCE, LedgerUnavailable, connect, is_not_migrated, is_unavailable, unreachable
+from fencepost_ledger.memory import PLANS, Walk, forget
 from fencepost_ledger.names import forget_blobs
 from fencepost_ledger.watch import Backlog, Watch
 
@@ -34,12 +35,16 @@ log = structlog.get_logger("fencepost.sweep")
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one pass did: outcomes handed over for publishing, orphans ended, rows forgotten, their blobs deleted."""
+    """What one pass did: outcomes handed over for publishing, orphans ended, rows forgotten, their blobs deleted.
+
+    `more`: there is more to forget, and another pass should follow at once.
+    """
 
     unsettled: int
     orphans: int
     forgotten: int
     blobs: int = 0
+    more: bool = False
 
 
 def sweep(
@@ -47,8 +52,11 @@ def sweep(
     house: House,
     publish: Callable[[list[CallRow]], None],
     watch: Watch = Watch(),  # noqa: B008 - it has no state
+    walk: Walk | None = None,
 ) -> Swept | None:
     """One pass. `publish` gets rows whose outcome nobody acknowledged; they come up again until they are settled.
+
+    With a `walk` only a piece of the generations is looked at, from where it has come to.
 
     Returns:
         What was done, or None when another sweeper is at work.
@@ -58,8 +66,8 @@ def sweep(
         BlobsUnavailable: when all but the blobs was done; their turn comes again.
     """
     try:
-        with connect(dsn, patience=PATIENCE) as connection:
-            return _swept(connection, house, publish, watch)
+        with connect(dsn, patience=PATIENCE, options=PLANS) as connection:
+            return _swept(connection, house, publish, watch, walk)
     except psycopg.Error as error:
         if is_unavailable(error):
             raise LedgerUnavailable(unreachable(dsn, error)) from None
@@ -71,6 +79,7 @@ def _swept(
     house: House,
     publish: Callable[[list[CallRow]], None],
     watch: Watch,
+    walk: Walk | None,
 ) -> Swept | None:
     if connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() != (True,):
         return None
@@ -79,7 +88,8 @@ def _swept(
     if left:
         publish(left)
     watch.found(_backlog(connection))
-    return Swept(len(left), orphans, _forget(connection), forget_blobs(connection))
+    gone = forget(connection, house, _LIMIT, walk)
+    return Swept(len(left), orphans, gone.rows, forget_blobs(connection), gone.more)
 
 
 def _orphans(connection: psycopg.Connection[tuple[Any, ...]], house: House) -> int:
@@ -100,18 +110,6 @@ def _backlog(connection: psycopg.Connection[tuple[Any, ...]]) -> Backlog:
     return Backlog(*row)
 
 
-def _forget(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    gone = 0
-    for statement in (sql.FORGET_CALLS, sql.FORGET_EVENTS):
-        while True:
-            with connection.transaction(), connection.cursor() as cur:
-                count = cur.execute(statement.encode(), {"limit": _LIMIT}).rowcount
-            gone += count
-            if count < _LIMIT:
-                break
-    return gone
-
-
 class Sweeper(threading.Thread):
     """Sweeps every `period` seconds in every worker; connects only for the pass."""
 
@@ -125,15 +123,18 @@ class Sweeper(threading.Thread):
     ) -> None:
         super().__init__(name="fencepost-sweeper", daemon=True)
         self._dsn, self._house, self._period, self._publish, self._watch = dsn, house, period, publish, watch
+        self._walk = Walk()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         self._stopping.set()
 
     def run(self) -> None:
-        while not self._stopping.wait(self._period):
+        swept: Swept | None = None
+        while not self._stopping.wait(0 if swept and swept.more else self._period):
+            swept = None
             try:
-                swept = sweep(self._dsn, self._house, self._publish, self._watch)
+                swept = sweep(self._dsn, self._house, self._publish, self._watch, self._walk)
             except (psycopg.Error, LedgerUnavailable) as error:
                 log.warning("sweep failed", error=type(error).__name__)
                 self._watch.swept(_trouble(self._dsn, error))

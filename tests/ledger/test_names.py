@@ -74,8 +74,8 @@ def test_a_blob_is_forgotten_with_its_call(holder: Holder, book: Book, shelf: Sh
 def test_a_blob_stays_while_another_call_names_it(holder: Holder, book: Book, shelf: Shelf) -> None:
     assert ended(holder, shelf, 1) == ended(holder, shelf, 2)
     other_org = put(shelf, "other")
-    book.ask("UPDATE fencepost.calls SET expires_at = now() - interval '1 s' WHERE call_index = 1")
-    book.ask("UPDATE fencepost.blobs b SET expires_at = now() - interval '1 s'")
+    book.ask("UPDATE fencepost.calls SET expires_at = now() - interval '1 h' WHERE call_index = 1")
+    book.ask("UPDATE fencepost.blobs b SET expires_at = now() - interval '1 h'")
     assert swept(holder, book) == 0
     assert (len(book.rows()), names(book), len(shelf.objects())) == (1, 1, 2)
     book.age(hours=49)

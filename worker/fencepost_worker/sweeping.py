@@ -60,7 +60,7 @@ def sweep_by_hand(settings: Settings) -> Pass | None:
                 done.blobs + swept.blobs,
                 tuple(post.faults),
             )
-            if not swept.unsettled and not swept.orphans:
+            if not (swept.unsettled or swept.orphans or swept.more):
                 break
     return total
 
