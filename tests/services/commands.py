@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -31,3 +33,9 @@ def complaint(code: int, *words: object, **options: Any) -> str:
     result = fencepost(*words, **options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), result.output
     return result.stderr
+
+
+def process(*words: object) -> subprocess.CompletedProcess[str]:
+    """As a process of its own: beside a worker in this one, whose log lines would be taken for what is printed."""
+    command = [sys.executable, "-m", "fencepost_worker.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
