@@ -111,7 +111,7 @@ RETURNING c.execution_id, c.key
 """
 
 # The revision counts every change of state: naming it names key, attempt and state at once. A renewed lease is no
-# change of state, so a lease that must be over is asked for beside it.
+# change of state unless it was over, so a lease that must be over is asked for beside it.
 _AS_READ = f"{_BY_KEY} AND c.revision = i.r AND (c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
 
 # What was decided about an earlier attempt stays on the row, and no longer decides.
@@ -225,6 +225,7 @@ WHERE u.execution_id = i.e AND u.key = decode(i.k, 'hex') AND u.acknowledged < i
 """
 
 # Rows that a transaction of this same worker holds are being written: they need no renewal and must not be waited for.
+# A lease that was over comes back as a change of state: what a probe said meanwhile is no longer believed.
 RENEW = f"""
 WITH mine AS (
     SELECT c.execution_id, c.key
@@ -232,7 +233,8 @@ WITH mine AS (
     JOIN fencepost.calls c ON {_MINE} AND c.state = 'executing'
     FOR NO KEY UPDATE OF c SKIP LOCKED
 )
-UPDATE fencepost.calls c SET lease_until = clock_timestamp() + %(lease)s
+UPDATE fencepost.calls c SET lease_until = clock_timestamp() + %(lease)s,
+    revision = c.revision + (c.lease_until < clock_timestamp())::integer
 FROM mine WHERE c.execution_id = mine.execution_id AND c.key = mine.key
 RETURNING c.execution_id, c.key
 """

@@ -14,11 +14,12 @@ import pytest
 
 from fencepost_ledger import LedgerUnavailable, State, Term, lease
 from fencepost_ledger.lease import LeaseKeeper
-from fencepost_ledger.verdicts import Policy, Waiting
+from fencepost_ledger.verdicts import Ask, Policy, Probe, Waiting
 from services.holder import Book, Holder, call
 from services.valve import Valve
 
 IDEMPOTENT = Policy("idempotent")
+LONG = 1000.0  # seconds: beyond every grace
 
 
 class Clock:
@@ -74,11 +75,11 @@ def test_every_call_in_flight_is_renewed(holder: Holder, book: Book, keeper: Kee
 
 def test_the_thread_renews_on_its_own_well_within_the_lease(holder: Holder, book: Book) -> None:
     holder.start(call())
-    first = seconds_left(book)
+    before = book.row().lease_until
     keeper = Keeper(book.dsn, holder)
     keeper._pause = 0.01
     keeper.start()
-    book.wait(lambda: seconds_left(book) > first)
+    book.wait(lambda: book.row().lease_until != before)
     keeper.stop()
     keeper.join(20)
     assert not keeper.is_alive()
@@ -101,6 +102,30 @@ def test_a_renewal_is_no_change_of_state(holder: Holder, book: Book, keeper: Kee
     before = book.row()
     keeper.turn()
     assert replace(book.row(), lease_until=before.lease_until) == before
+
+
+def test_a_lease_that_was_over_comes_back_as_a_change_of_state(holder: Holder, book: Book, keeper: Keeper) -> None:
+    holder.start(call())
+    book.lease_over()
+    for _ in range(2):
+        keeper.turn()
+    assert book.row().revision == 2
+
+
+def test_what_a_probe_said_while_the_lease_was_over_is_not_believed_after_it_came_back(
+    holder: Holder, other: Holder, book: Book, keeper: Keeper
+) -> None:
+    """Asleep for long, its holder came back, acted and died: "not done" was said before that."""
+    item = call(policy=Policy(probed=True))
+    holder.start(item)
+    book.lease_over(LONG)
+    asked = other.look(item)
+    assert isinstance(asked, Ask)
+    said = replace(item, probe=Probe(asked.row.revision, "not_done"))
+    keeper.turn()
+    assert other.look(said) == Waiting()
+    book.lease_over(LONG)
+    assert isinstance(other.look(said), Ask)
 
 
 # --- lost -------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ RULES = {
     "resume-leases": "what is resumed is leased anew",
     "settle-revision": "a settle clears what it has seen and nothing newer",
     "settle-undecided": "an acknowledged unknown outcome still needs a person",
-    "probe-state": "a probe's answer holds for the state and the lease that it was asked about, and no longer",
+    "probe-state": "a probe's answer holds for the state that it was asked about",
+    "comeback": "a lease that was over comes back as a change of state",
     "grace": "a probe is asked only after the lease and a grace",
     "lapse": "a worker that could not renew cancels what others may run again",
 }
@@ -57,7 +58,6 @@ class Row(NamedTuple):
     event: int  # whose outcome speaks for the row
     lease: int
     revision: int
-    leases: int = 1  # how many this attempt was given
     decided: bool = False
 
 
@@ -69,7 +69,7 @@ class Hand(NamedTuple):
     attempt: int = 0
     status: str = ""  # how the attempt ended, then what will be published
     revision: int = 0  # of the row that the outcome speaks for, 0: of none
-    probe: tuple[int, int, str] = (0, 0, "")  # the revision and lease that the probe was asked about; what it said
+    probe: tuple[int, str] = (0, "")  # the revision that the probe was asked about, and what it said
 
 
 class World(NamedTuple):
@@ -220,8 +220,7 @@ class Protocol:
     def _executing(self, world: World, worker: int, hand: Hand, row: Row) -> Steps:
         again = row.attempt < MAX_ATTEMPTS and (self.scenario.tool == "idempotent" or not self.holds("indeterminate"))
         if row.holder == self._me(world, worker):
-            leased = row._replace(lease=VALID, leases=row.leases + 1) if self.holds("resume-leases") else row
-            yield from self._enter(world._replace(row=leased), worker, hand, "resumes")
+            yield from self._enter(world._replace(row=self._leased(row)), worker, hand, "resumes")
         elif row.lease == VALID and self.holds("lease"):
             return  # it waits, and looks again
         elif again:
@@ -231,13 +230,19 @@ class Protocol:
         else:
             yield f"w{worker} gives up", self._given_up(world, row)
 
+    def _leased(self, row: Row) -> Row:
+        if not self.holds("resume-leases"):
+            return row
+        back = row.lease < VALID and self.holds("comeback")
+        return row._replace(lease=VALID, revision=row.revision + back)
+
     def _probed(self, world: World, worker: int, hand: Hand, row: Row) -> Steps:
         if row.lease > (GRACE_OVER if self.holds("grace") else OVER):
             return
-        *about, said = hand.probe
-        if not said or (about != [row.revision, row.leases] and self.holds("probe-state")):
+        revision, said = hand.probe
+        if not said or (revision != row.revision and self.holds("probe-state")):
             for answer in ("found" if world.effects else "not done", "unknown"):
-                asked = hand._replace(probe=(row.revision, row.leases, answer))
+                asked = hand._replace(probe=(row.revision, answer))
                 yield f"w{worker}'s probe: {answer}", self._put(world, worker, asked)
         elif said == "found":
             done = row._replace(state="completed", decided=True, lease=GRACE_OVER, revision=row.revision + 1)

@@ -38,6 +38,7 @@ MISSED = {
     "settle-revision": (REFUSED, "an unknown outcome was forgotten"),
     "settle-undecided": (ONE, "an unknown outcome was forgotten"),
     "probe-state": (PROBED, "a protected call ran more often than allowed"),
+    "comeback": (PROBED, "a protected call ran more often than allowed"),
     "grace": (PROBED, "a protected call ran more often than allowed"),
     "lapse": (PROBED, "a protected call ran more often than allowed"),
 }
