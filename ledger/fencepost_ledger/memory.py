@@ -2,7 +2,9 @@
 
 A **call** is forgotten once it is past `expires_at`, has ended, and needs nobody: what is executing, unpublished or
 undecided stands in `unsettled` and stays. `expires_at` covers every event that asked for the call, so that whatever is
-delivered again after that is older than the memory, and answered `expired`. An **event** is forgotten the same way.
+delivered again after that is older than the memory, and answered `expired`. An **event** is forgotten the same way. (A
+record from the future counts as one of now, each time: where producers' clocks cannot be trusted, let the topic's
+`message.timestamp.after.max.ms` be less than what `retention.ms` leaves of the memory.)
 
 A **generation** keeps older calls of its node from starting, also those that a paused orchestrator has yet to ask for:
 of an open execution it is never forgotten. A closed execution starts nothing at all, so its generations have nothing to
