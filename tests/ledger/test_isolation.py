@@ -64,7 +64,7 @@ def test_every_table_has_row_level_security(book: Book) -> None:
 
 
 def test_a_reader_sees_the_rows_of_its_org(reader: Connection) -> None:
-    assert {table: seen(reader, table) for table in DATA} == dict.fromkeys(DATA, {"x"})
+    assert all(seen(reader, table) == {"x"} for table in DATA)
 
 
 def test_who_is_listed_for_no_org_sees_nothing(logins: Logins, two_orgs: Book) -> None:
