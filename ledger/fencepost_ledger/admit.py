@@ -337,7 +337,9 @@ def _diverge(cur: Rows, cases: list[Case], house: House) -> None:
     items = [{"e": e, "n": n} for e, n in sorted({case.node for case in raised})]
     for row in select(cur, sql.FIND_NODE, items, house):
         nodes[row.execution_id, row.node_id].append(row)
-    for case in raised:
+    # Each call's own row first, so that no other call of the batch takes it; then in the order of the calls.
+    own = {row.key for rows in nodes.values() for row in rows}
+    for case in sorted(raised, key=lambda case: (case.key not in own, case.item.call_index)):
         _turn(cur, case, nodes[case.node], house)
 
 
