@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -92,6 +93,9 @@ class GroupCommit(threading.Thread):
     ) -> None:
         super().__init__(name="fencepost-ledger", daemon=True)
         self._dsn, self._house, self._holding = dsn, house, holding
+        # Frozen in the middle of a transaction (a suspended machine), it would hold up whoever wants the same rows for
+        # as long as that lasts: after a lease of silence the server ends the transaction.
+        self._frozen = f"-c idle_in_transaction_session_timeout={house.lease // timedelta(milliseconds=1)}"
         self._deliver, self._on_health, self._watch = deliver, on_health, watch
         self._waiting: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._stopping = threading.Event()
@@ -145,7 +149,7 @@ class GroupCommit(threading.Thread):
     def _transact(self, batch: list[Entry]) -> list[Any]:
         self._holding.drop()
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._dsn, patience=PATIENCE, options=_PLANS)
+            self._connection = connect(self._dsn, patience=PATIENCE, options=f"{_PLANS} {self._frozen}")
         began = time.perf_counter()
         answers = transact(self._connection, [op for op, _ in batch], self._house, self._holding)
         self._holding.keep()
