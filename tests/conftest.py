@@ -150,6 +150,14 @@ def database(postgres: Postgres) -> Iterator[str]:
     postgres.drop(name)
 
 
+@pytest.fixture(scope="module")
+def module_database(postgres: Postgres) -> Iterator[str]:
+    """As `database`, one for a whole module: tests that share it begin with `emptied`."""
+    name = postgres.new_database(postgres.migrated())
+    yield postgres.dsn(name)
+    postgres.drop(name)
+
+
 @pytest.fixture
 def empty_database(postgres: Postgres) -> Iterator[str]:
     """The DSN of a fresh database with nothing in it; dropped after the test."""

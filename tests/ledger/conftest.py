@@ -7,29 +7,17 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any
 
-import psycopg
 import pytest
 
-from services.holder import Book, Holder, Writer
-from services.postgres import Postgres
+from services.holder import Book, Holder, Writer, emptied
 
 NewHolder = Callable[..., Holder]
 
 
-@pytest.fixture(scope="module")
-def module_database(postgres: Postgres) -> Iterator[str]:
-    name = postgres.new_database(postgres.migrated())
-    yield postgres.dsn(name)
-    postgres.drop(name)
-
-
 @pytest.fixture
 def database(module_database: str) -> str:
-    """One database for all tests of a module, emptied for each: that is quicker than a database each."""
-    with psycopg.connect(module_database) as connection:
-        for table in ("executions", "generations", "events", "calls", "unsettled", "blobs"):
-            connection.execute(f"DELETE FROM fencepost.{table}".encode())
-    return module_database
+    """One database for all tests of a module, emptied for each."""
+    return emptied(module_database)
 
 
 @pytest.fixture

@@ -51,6 +51,16 @@ def key_of(item: Admit, org: str = ORG) -> bytes:
     return invocation_key(org, item.execution_id, item.node_id, item.call_index, item.tool, item.arguments_hash)
 
 
+def emptied(dsn: str) -> str:
+    """The same database without a row of the ledger: that is quicker than a new one."""
+    with psycopg.connect(dsn) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'fencepost'").fetchall()
+        for (table,) in tables:
+            if table != "alembic_version":
+                connection.execute(f"DELETE FROM fencepost.{table}".encode())
+    return dsn
+
+
 class Holder:
     """What one process start does with the ledger: a connection, an id and the memory of what it runs."""
 
