@@ -24,7 +24,7 @@ class Outcomes:
     `follow=False` it ends where the topic ended on entering. With `group_id` the partitions are shared with the other
     members, and an outcome is committed once the next one is asked for: at least once, so after a crash the last one
     comes again. A new group starts at the oldest record. Records that are no outcomes are skipped, logged and counted
-    in `undecodable`.
+    in `undecodable`. With an `org` only its outcomes come; that is a filter here, not at the brokers.
 
     Raises, on entering or from the iterator:
         KafkaUnavailable, MissingTopic, SettingsError
@@ -34,6 +34,7 @@ class Outcomes:
         self,
         settings: Settings | None = None,
         *,
+        org: str | None = None,
         group_id: str | None = None,
         from_beginning: bool = False,
         follow: bool = True,
@@ -44,6 +45,7 @@ class Outcomes:
                 "a group has its own position: from_beginning and follow=False are for reading without one"
             )
         self._settings = settings or Settings.load()
+        self._org = org
         self._group_id = group_id
         self._from_beginning = from_beginning
         self._follow = follow
@@ -84,7 +86,9 @@ class Outcomes:
             record = await self._next()
             self._current = record
             outcome = record.outcome
-            if outcome is not None and self._holds(record) and self._seen.add(outcome.outcome_id):
+            if outcome is None or not self._holds(record) or self._org not in (None, outcome.org_id):
+                continue
+            if self._seen.add(outcome.outcome_id):
                 return outcome
 
     async def _next(self) -> Received:

@@ -43,8 +43,8 @@ def list_(  # noqa: PLR0917 - options, all given by name
     from fencepost_ledger import State  # noqa: PLC0415
 
     wanted = None if state is None else State(state)
-    with desk(context) as ledger:
-        rows = (_row(call.as_json(), json) for call in ledger.calls(wanted, execution, org, limit))
+    with desk(context, org) as ledger:
+        rows = (_row(call.as_json(), json) for call in ledger.calls(wanted, execution, limit=limit))
         output.listing(rows, COLUMNS, json)
 
 
@@ -52,13 +52,14 @@ def list_(  # noqa: PLR0917 - options, all given by name
 def show(
     context: typer.Context,
     key: Key,
+    org: Org = None,
     json: Json = False,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Read a large result from where it is stored.")
     ] = True,
 ) -> None:
     """Show everything that is known about one call; exit 1 when its large result is missing or damaged."""
-    with desk(context) as ledger:
+    with desk(context, org) as ledger:
         row = ledger.call(key)
     call = row.as_json()
     try:
@@ -84,8 +85,8 @@ def _row(call: dict[str, Any], json: bool) -> dict[str, Any]:
     return call if json else call | {"invocation_key": call["invocation_key"][:12]}
 
 
-def desk(context: typer.Context) -> Desk:
-    """The ledger's desk; a context manager."""
+def desk(context: typer.Context, org: str | None) -> Desk:
+    """The ledger's desk, of one org alone when it is given; a context manager."""
     from fencepost_ledger import Desk  # noqa: PLC0415
 
-    return Desk(options(context).settings().require_dsn())
+    return Desk(options(context).settings().require_dsn(), org)

@@ -11,7 +11,7 @@ import typer
 
 from fencepost_worker.commands import output
 from fencepost_worker.commands.identity import parse_arguments
-from fencepost_worker.commands.options import Json, options
+from fencepost_worker.commands.options import Json, Org, options
 
 if TYPE_CHECKING:
     from fencepost_dispatch.settings import Settings
@@ -117,17 +117,18 @@ def outcomes(
         bool, typer.Option("--from-beginning", help="Also what is there already (the default without --follow).")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until interrupted.")] = False,
+    org: Org = None,
     json: Json = True,  # noqa: ARG001 - always
 ) -> None:
     """Print the outcome topic, one JSON object a line, each outcome once."""
     settings = options(context).settings()
-    asyncio.run(_outcomes(settings, from_beginning=from_beginning or not follow, follow=follow))
+    asyncio.run(_outcomes(settings, from_beginning=from_beginning or not follow, follow=follow, org=org))
 
 
-async def _outcomes(settings: Settings, *, from_beginning: bool, follow: bool) -> None:
+async def _outcomes(settings: Settings, *, from_beginning: bool, follow: bool, org: str | None) -> None:
     from fencepost_dispatch.outcomes import Outcomes  # noqa: PLC0415
 
-    async with Outcomes(settings, from_beginning=from_beginning, follow=follow) as found:
+    async with Outcomes(settings, org=org, from_beginning=from_beginning, follow=follow) as found:
         async for outcome in found:
             print_outcome(outcome)
             if follow:

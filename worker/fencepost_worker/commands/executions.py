@@ -44,5 +44,5 @@ def list_(context: typer.Context, org: Org = None, json: Json = False) -> None:
     from fencepost_ledger import Desk  # noqa: PLC0415
 
     columns = {"execution": "execution_id", "org": "org_id", "opened": "opened_at", "closed": "closed_at"}
-    with Desk(options(context).settings().require_dsn()) as desk:
-        output.listing((row.as_json() for row in desk.executions(org)), columns, json)
+    with Desk(options(context).settings().require_dsn(), org) as desk:
+        output.listing((row.as_json() for row in desk.executions()), columns, json)

@@ -58,11 +58,13 @@ def resolve_one(desk: Desk, said: Mapping[str, Any], most: int) -> tuple[CallRow
     return row, is_changed(shown, row)
 
 
-def resolve_file(settings: Settings, path: Path, defaults: Mapping[str, str | None], json: bool) -> int:
+def resolve_file(
+    settings: Settings, path: Path, org: str | None, defaults: Mapping[str, str | None], json: bool
+) -> int:
     """Rule on every line's call → exit code. A bad line is named and stops no other; a rerun changes nothing."""
     file = _File(settings, path, {name: value for name, value in defaults.items() if value is not None}, json)
     good = bad = 0
-    with opened(path) as lines, progress(path) as advance, Desk(settings.require_dsn()) as desk:
+    with opened(path) as lines, progress(path) as advance, Desk(settings.require_dsn(), org) as desk:
         try:
             for number, text in enumerate(lines, 1):
                 if text.strip():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fencepost_worker.commands import output
-from fencepost_worker.commands.options import Json, options
+from fencepost_worker.commands.options import Json, Org, options
 
 if TYPE_CHECKING:
     from fencepost_dispatch.settings import Settings
@@ -33,6 +33,7 @@ def resolve(  # noqa: PLR0917 - options, all given by name
     file: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Many: a file of rulings, one a line; - is stdin.")
     ] = None,
+    org: Org = None,
     json: Json = False,
 ) -> None:
     """Say how a call of unknown outcome ended; that is published as another outcome of its event.
@@ -46,9 +47,9 @@ def resolve(  # noqa: PLR0917 - options, all given by name
     who = {"by": by, "reason": reason, "evidence": evidence}
     what = {"key": key, "succeeded": succeeded, "failed": failed, "message": message, "revision": revision}
     if file is not None:
-        _resolve_file(context, file, what, who, json)
+        _resolve_file(context, file, org, what, who, json)
     _require(what, who)
-    _resolve_one(context, {name: value for name, value in (what | who).items() if value is not None}, json)
+    _resolve_one(context, org, {name: value for name, value in (what | who).items() if value is not None}, json)
 
 
 def release(  # noqa: PLR0917 - options, all given by name
@@ -59,6 +60,7 @@ def release(  # noqa: PLR0917 - options, all given by name
     evidence: Evidence = None,
     replay: Annotated[bool, typer.Option("--replay", help="Dispatch its event again, as it was.")] = False,
     revision: Revision = None,
+    org: Org = None,
     json: Json = False,
 ) -> None:
     """Let a call of unknown outcome start again, once, because it did not happen.
@@ -71,7 +73,7 @@ def release(  # noqa: PLR0917 - options, all given by name
     from fencepost_worker.commands.resolving import as_shown, is_changed, tell  # noqa: PLC0415
 
     settings = options(context).settings()
-    with Desk(settings.require_dsn()) as desk:
+    with Desk(settings.require_dsn(), org) as desk:
         shown = as_shown(desk, key, revision)
         # Looked for before the release: while Kafka does not answer, nothing is changed.
         again = _Again(settings, desk, shown) if replay else None
@@ -116,12 +118,14 @@ class _Again:
                 return f"is no longer at {at.topic}/{at.partition}/{at.offset}"
 
 
-def _resolve_file(context: typer.Context, file: Path, what: dict[str, Any], who: dict[str, Text], json: bool) -> None:
+def _resolve_file(  # noqa: PLR0917 - what the command was given
+    context: typer.Context, file: Path, org: Text, what: dict[str, Any], who: dict[str, Text], json: bool
+) -> None:
     from fencepost_worker.commands.resolving import resolve_file  # noqa: PLC0415
 
     if given := [_option(name) for name, value in what.items() if value is not None]:
         raise typer.BadParameter(f"{given[0]} comes from the file", param_hint="--from")
-    raise typer.Exit(resolve_file(options(context).settings(), file, who, json))
+    raise typer.Exit(resolve_file(options(context).settings(), file, org, who, json))
 
 
 def _require(what: dict[str, Any], who: dict[str, Text]) -> None:
@@ -134,7 +138,7 @@ def _require(what: dict[str, Any], who: dict[str, Text]) -> None:
         raise typer.BadParameter("goes with --failed", param_hint="--message")
 
 
-def _resolve_one(context: typer.Context, said: dict[str, Any], json: bool) -> None:
+def _resolve_one(context: typer.Context, org: Text, said: dict[str, Any], json: bool) -> None:
     from fencepost_ledger import Desk  # noqa: PLC0415
     from fencepost_schemas import parse  # noqa: PLC0415
     from fencepost_worker.commands.resolving import resolve_one, tell  # noqa: PLC0415
@@ -142,7 +146,7 @@ def _resolve_one(context: typer.Context, said: dict[str, Any], json: bool) -> No
     if (text := said.get("succeeded")) is not None:
         said["succeeded"] = parse(typer.get_binary_stream("stdin").read() if text == "-" else text)
     settings = options(context).settings()
-    with Desk(settings.require_dsn()) as desk:
+    with Desk(settings.require_dsn(), org) as desk:
         row, changed = resolve_one(desk, said, settings.inline_result_bytes)
     tell(row, changed, json)
 
