@@ -135,7 +135,7 @@ async def execute(tool: AnyTool, arguments: dict[str, Any], context: ToolInvocat
         case _Returned(value):
             return _completed(value)
         case _Raised(error, code):
-            return _early(tool, error, code)
+            return _early(tool, error, code, context)
 
 
 async def probe(
@@ -226,7 +226,7 @@ def _completed(value: Any) -> Ended:
         return Ended("completed", error=OutcomeError(code="result_not_serializable", message=_short(message)))
 
 
-def _early(tool: AnyTool, error: BaseException, code: Code) -> Ended:
+def _early(tool: AnyTool, error: BaseException, code: Code, call: ToolInvocationContext) -> Ended:
     match error:
         case ToolFailed():
             said = OutcomeError(
@@ -237,11 +237,16 @@ def _early(tool: AnyTool, error: BaseException, code: Code) -> Ended:
             return _failed("not_started", f"{code} before a thread was free: nothing ran")
         case _ if code == "unclear_error" and isinstance(error, tool.definite_failures):
             return _failed("definite_failure", _named(error))
-    logger.warning("tool %r ended without an answer: %s", tool.name, code, exc_info=error)
+    logger.warning("tool %r ended without an answer: %s", tool.name, code, exc_info=error, extra=_ids(call))
     message = _unclear(tool, error, code)
     if tool.effect is Effect.read_only:
         return _failed(code, message)
     return Ended("indeterminate", error=OutcomeError(code=code, message=message))
+
+
+def _ids(call: ToolInvocationContext) -> dict[str, Any]:
+    ids = {"event_id": call.event_id, "execution": call.execution_id, "node": call.node_id, "attempt": call.attempt}
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _failed(code: str, message: str) -> Ended:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from opentelemetry import trace
@@ -36,7 +35,7 @@ def find_tracer() -> Tracer | None:
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None
-    return provider.get_tracer("fencepost", version("fencepost"))
+    return provider.get_tracer("fencepost")
 
 
 def headers(span: Span | None = None) -> Trace:
@@ -57,9 +56,11 @@ def parent(carried: Sequence[tuple[str, bytes | None]] | None, *, remote: bool =
     return trace.set_span_in_context(NonRecordingSpan(here), Context())
 
 
-def messaging(operation: str, topic: str, message_id: str, execution_id: str) -> dict[str, Any]:
+def messaging(
+    operation: str, topic: str, message_id: str | None = None, execution_id: str | None = None
+) -> dict[str, Any]:
     """The attributes of `send` and `process` spans."""
-    return {
+    known = {
         "messaging.system": "kafka",
         "messaging.operation.type": operation,
         "messaging.operation.name": operation,
@@ -67,6 +68,7 @@ def messaging(operation: str, topic: str, message_id: str, execution_id: str) ->
         "messaging.message.id": message_id,
         "messaging.message.conversation_id": execution_id,
     }
+    return _without_none(known)
 
 
 def failed(span: Span, error_type: str) -> None:
@@ -122,4 +124,8 @@ def _tool(run: Run) -> dict[str, Any]:
         "fencepost.event_id": call.event_id,
         "fencepost.invocation_key": call.invocation_key,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return _without_none(known)
+
+
+def _without_none(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -14,7 +14,7 @@ from unittest import mock
 
 from fencepost_ledger import batch
 from fencepost_ledger.verdicts import Admit, Finalize, Settle
-from fencepost_worker import cli, consumer, worker
+from fencepost_worker import cli, consumer, spans, worker
 from services import desk_tools
 
 
@@ -48,7 +48,7 @@ def _some(_cur: Any, items: Sequence[Any], *_: Any) -> bool:
 
 ARROWS: dict[str, Callable[[], Any]] = {
     "taken, not decoded": lambda: before(worker, "decode"),
-    "decoded, not admitted": lambda: before(worker, "event"),
+    "decoded, not admitted": lambda: before(spans, "event"),
     "admitted, not committed": lambda: after(batch, "admit"),
     "committed, tool not entered": lambda: after(batch, "transact", carries(Admit)),
     "entered, not acted": lambda: before(desk_tools, "act"),

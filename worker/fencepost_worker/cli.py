@@ -42,6 +42,7 @@ _EXIT_CODES = {
     "NotFound": FAILED,
     "NotMigrated": FAILED,
     "OrgConflict": FAILED,
+    "PortUnavailable": FAILED,
     "SettingsError": FAILED,
     "ToolRefused": FAILED,
     "TopicsUnfit": FAILED,

@@ -27,6 +27,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from fencepost_dispatch.kafka import client_log
 from fencepost_worker.assignment import Assignment, Share
+from fencepost_worker.lag import Lag
 from fencepost_worker.limits import Limits, Room
 from fencepost_worker.membership import REBALANCING, Faults, Protocol, consumer_config, is_member
 from fencepost_worker.records import Health, Oldest, Record
@@ -82,6 +83,7 @@ class PollThread(threading.Thread):
         self._drain_seconds = drain_seconds
         self._room = Room(limits)
         self._assignment = Assignment()
+        self._lag = Lag(topic)
         self._finished: deque[Sequence[Record]] = deque()
         self._left: deque[Record] = deque()
         self._paused: set[int] = set()  # resuming what is not paused delivers twice, so this is kept here
@@ -153,6 +155,7 @@ class PollThread(threading.Thread):
             auth_error=self._faults.access,
             error=self._faults.other,
             oldest=oldest and Oldest(self._topic, oldest[1], oldest[2], now - oldest[0]),
+            lag=self._lag.records,
         )
 
     # The thread
@@ -195,6 +198,7 @@ class PollThread(threading.Thread):
         self._store(self._assignment.shares())
         self._pause_or_resume()
         self._oldest = self._assignment.oldest()
+        self._lag.look(self._consumer, self._assignment.shares(), now)
 
     # Taking records, within the limits
 

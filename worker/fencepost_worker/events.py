@@ -41,8 +41,13 @@ class Unburied(Exception):
     """A record that neither the ledger nor the dead-letter topic can take: the worker must not go past it."""
 
 
-def event(record: Record, decoded: Decoded | Poison, paths: Paths) -> Event:
-    """A record's way: decode → admit → execute → finalize → publish; what it returns is settled, then the offset is."""
+Done = Answer | Fence | Bury
+"""What came of a record: its answer was published, the fence was raised, it was buried."""
+Passage = Generator[Any, Any, Done]
+
+
+def event(record: Record, decoded: Decoded | Poison, paths: Paths) -> Passage:
+    """A record's way: decode → admit → execute → finalize → publish; its answer is settled, then its offset is."""
     if isinstance(decoded, Poison):
         return (yield from buried(record, decoded.code, decoded.message))
     if isinstance(decoded.event, Fence):
@@ -56,10 +61,11 @@ def event(record: Record, decoded: Decoded | Poison, paths: Paths) -> Event:
 
 def left(row: CallRow) -> Event:
     """The way of an outcome that nobody published: a worker crashed, or a person ruled."""
-    return (yield from published(of_row(row), ()))
+    answer = yield from published(of_row(row), ())
+    return answer.settle
 
 
-def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
+def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Generator[Any, Any, Answer]:
     """Publish; an outcome over the broker's limit goes without its result, and says so.
 
     Raises:
@@ -70,26 +76,27 @@ def published(answer: Answer, trace: tuple[tuple[str, bytes], ...]) -> Event:
         error = yield Publish(_without_result(answer.outcome), trace)
     if error is not None:
         raise Unpublished("an outcome does not fit even without its result: raise max.message.bytes of its topic")
-    return answer.settle
+    return answer
 
 
-def buried(record: Record, code: str, message: str) -> Event:
+def buried(record: Record, code: str, message: str) -> Generator[Any, Any, Bury]:
     """Publish as a dead letter; it is never dropped.
 
     Raises:
         Unburied: it is too large for the dead-letter topic.
     """
-    error = yield Bury(record, code, message)
+    step = Bury(record, code, message)
+    error = yield step
     if error is not None:
         raise Unburied("a dead letter does not fit: raise max.message.bytes of the dead-letter topic")
-    return None
+    return step
 
 
-def _fence(record: Record, fence: Fence) -> Event:
+def _fence(record: Record, fence: Fence) -> Passage:
     answer: Rejected | Failed | None = yield Lift(Raise(fence.execution_id, fence.node_id, fence.generation))
     match answer:
         case None:
-            return None
+            return fence
         case Rejected(code, message):
             return (yield from buried(record, code, message))
         case Failed(error):

@@ -1,7 +1,7 @@
 """Logs: one line each on stderr, JSON or for people; secrets are taken out, arguments and results never get in.
 
 Everything goes through the standard library's logging, so that other libraries' lines look the same; names begin with
-`fencepost`. Ids are bound with `structlog.contextvars.bind_contextvars`.
+`fencepost`. What is logged inside of a call carries the call's ids, a tool's own lines included.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from fencepost_dispatch.context import current_tool_invocation_context
+
 # What a call carries is its owner's business: never above debug.
 _PAYLOAD = frozenset({"arguments", "result", "detail", "value", "payload"})
 _SECRET_NAME = re.compile(r"password|passphrase|secret|token|dsn$", re.IGNORECASE)
 _HEAD = ("timestamp", "level", "logger", "event")
+_IDS = ("event_id", "execution", "node", "attempt")
 HIDDEN = "***"
 
 Redact = Callable[[str], str]
@@ -52,6 +55,8 @@ def set_up_logs(form: Literal["json", "console"], redact: Redact, *, debug: bool
 def _shared(redact: Redact, debug: bool) -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
+        structlog.stdlib.ExtraAdder(_IDS),
+        _call_ids,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.PositionalArgumentsFormatter(),
@@ -67,6 +72,14 @@ def _last(form: Literal["json", "console"]) -> list[Processor]:
             return [_event_first, structlog.processors.JSONRenderer()]
         case "console":
             return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _call_ids(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    call = current_tool_invocation_context()
+    if call is not None:
+        ids = zip(_IDS, (call.event_id, call.execution_id, call.node_id, call.attempt), strict=True)
+        return {**{name: value for name, value in ids if value is not None}, **event}
+    return event
 
 
 def _event_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -120,6 +120,7 @@ class Publisher(threading.Thread):
         self._results: list[tuple[Any, KafkaError | None]] = []  # what `on_done` gets next
         self._retries = 0
         self._closing = False
+        self._asking = threading.Lock()  # no question while the producer closes
         self._faults = Faults()
         self._producer = Producer({**producer_config(config, limits), "error_cb": self._faults.note}, logger=log)
 
@@ -154,6 +155,17 @@ class Publisher(threading.Thread):
         """What is known right now; never waits."""
         return Sent(self._pending, self._faults.access, self._faults.other)
 
+    def ask(self, topic: str, timeout: float) -> str | None:
+        """Asks the brokers for a topic → None, or why no answer came within `timeout` seconds."""
+        with self._asking:
+            if self._closing:
+                return "the producer is closed"
+            try:
+                self._producer.list_topics(topic, timeout=timeout)
+            except KafkaException as error:
+                return self._faults.access or self._faults.other or str(error.args[0].str())
+            return None
+
     # The thread
 
     def run(self) -> None:
@@ -161,7 +173,8 @@ class Publisher(threading.Thread):
             while not self._closing:
                 self._turn()
             self._producer.purge()  # or `close` would wait for the delivery timeout of each record
-            self._producer.close()
+            with self._asking:
+                self._producer.close()
             self._report()
         except BaseException as reason:  # noqa: BLE001 - whatever it is, the process has to end with it
             self._on_fatal(reason)

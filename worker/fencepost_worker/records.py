@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -49,3 +50,5 @@ class Health:
     auth_error: str | None
     error: str | None
     oldest: Oldest | None
+    lag: Mapping[int, int]
+    """Partition → records behind, see `Lag`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from fencepost_dispatch.answers import Answer
 from fencepost_dispatch.engine import Engine, Way
 from fencepost_dispatch.execute import Threads
 from fencepost_dispatch.line import open_ledger
@@ -23,11 +24,12 @@ from fencepost_ledger.verdicts import Settle
 from fencepost_schemas import Decoded, Poison, decode, encode_outcome
 from fencepost_worker.consumer import PollThread
 from fencepost_worker.deadletter import DeadLetterLimit, dead_letter
-from fencepost_worker.events import Bury, Event, Publish, Unburied, buried, event, left
+from fencepost_worker.events import Bury, Done, Passage, Publish, Unburied, buried, left
 from fencepost_worker.lanes import Lanes, lane_of
 from fencepost_worker.limits import Limits
 from fencepost_worker.publisher import Publisher
 from fencepost_worker.records import Record
+from fencepost_worker.telemetry import Telemetry
 from fencepost_worker.topics import Finding, check, record_limits
 
 # Exit codes beyond the contract's: work was left behind at the deadline (the ledger makes that safe); a second signal.
@@ -56,6 +58,7 @@ class Worker:
         self._lanes = Lanes()
         self._dead = DeadLetterLimit()
         self._finished: list[Record] = []
+        self._telemetry = Telemetry(settings, tools)
         self._paths = Paths(
             tools,
             worker=self.holder,
@@ -69,6 +72,8 @@ class Worker:
             threads=self._threads,
             steps={Publish: self._publish, Bury: self._bury},
             on_idle=self._look_idle,
+            watch=self._telemetry.meters,
+            around=self._telemetry.around,
         )
         kafka = settings.kafka_config()
         self._publisher = Publisher(
@@ -80,8 +85,10 @@ class Worker:
         self._poll = self._open_consumer(kafka)
 
     def _open_ledger(self, engine: Engine) -> Ledger:
-        left_over = self._from_thread(self._take_left)
-        return open_ledger(self._settings, self.holder, engine, on_health=self._ledger_health, publish=left_over)
+        meters, left_over = self._telemetry.meters, self._from_thread(self._take_left)
+        return open_ledger(
+            self._settings, self.holder, engine, on_health=meters.written, publish=left_over, watch=meters
+        )
 
     def _open_consumer(self, kafka: dict[str, Any]) -> PollThread:
         return PollThread(
@@ -96,7 +103,15 @@ class Worker:
         )
 
     async def run(self) -> int:
-        """Serve until a signal or a fatal fault → the exit code."""
+        """Serve until a signal or a fatal fault → the exit code.
+
+        Raises:
+            PortUnavailable: before anything has started.
+        """
+        with self._telemetry.opened(self._engine, self._poll, self._publisher):
+            return await self._serve()
+
+    async def _serve(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, signal.Signals(number).name)
         self._engine.ledger.start()
@@ -110,19 +125,25 @@ class Worker:
 
     def _take(self, records: list[Record]) -> None:
         for record in records:
-            try:
-                decoded: Decoded | Poison = decode(record.value, record.headers)
-            except Poison as poison:
-                decoded = poison
+            decoded = self._decoded(record)
             if self._too_many_dead(decoded):
                 return
             lane = None if isinstance(decoded, Poison) else lane_of(self._settings.ordering, record, decoded.event)
+            passage = self._telemetry.passage(record, decoded, self._paths)
             if lane is None:
-                self._launch(record, event(record, decoded, self._paths), None)
+                self._launch(record, passage, None)
             else:
-                self._lanes.enter(lane, partial(self._launch, record, event(record, decoded, self._paths), lane))
+                self._lanes.enter(lane, partial(self._launch, record, passage, lane))
 
-    def _launch(self, record: Record, path: Event, lane: Any) -> None:
+    def _decoded(self, record: Record) -> Decoded | Poison:
+        try:
+            decoded = decode(record.value, record.headers)
+        except Poison as poison:
+            return poison
+        self._telemetry.meters.unknown_fields += decoded.unknown_fields
+        return decoded
+
+    def _launch(self, record: Record, path: Passage, lane: Any) -> None:
         self._engine.launch(path, partial(self._ended, record, lane), partial(self._wanted, record, lane))
 
     def _wanted(self, record: Record, lane: Any) -> bool:
@@ -136,7 +157,7 @@ class Worker:
         if lane is not None and (start := self._lanes.leave(lane)) is not None:
             self._loop.call_soon(start)
 
-    def _ended(self, record: Record, lane: Any, settled: Settle | None, error: BaseException | None) -> None:
+    def _ended(self, record: Record, lane: Any, done: Done | None, error: BaseException | None) -> None:
         self._leave(lane)
         if isinstance(error, Unburied):
             log.error("a record could not be buried", **_where(record))
@@ -147,8 +168,10 @@ class Worker:
             reason = f"{type(error).__name__}: {error}"
             self._engine.launch(buried(record, "internal_error", reason), partial(self._ended, record, None))
             return
-        if settled is not None:
-            self._engine.settle(settled)
+        if done is not None:
+            self._telemetry.done(record, done)
+        if isinstance(done, Answer) and done.settle is not None:
+            self._engine.settle(done.settle)
         if not self._finished:
             self._loop.call_soon(self._done)
         self._finished.append(record)
@@ -174,12 +197,13 @@ class Worker:
     def _take_left(self, rows: list[CallRow]) -> None:
         """From the sweeper: outcomes that nobody published."""
         for row in rows:
-            self._engine.launch(left(row), self._left_ended)
+            self._engine.launch(left(row), partial(self._left_ended, row))
 
-    def _left_ended(self, settled: Settle | None, error: BaseException | None) -> None:
+    def _left_ended(self, row: CallRow, settled: Settle | None, error: BaseException | None) -> None:
         if error is not None:
             log.error("an outcome could not be published", exc_info=error)
         elif settled is not None:
+            self._telemetry.left(row)
             self._engine.settle(settled)
 
     # --- outcomes out -----------------------------------------------------------------------------------------------
@@ -207,12 +231,14 @@ class Worker:
         self.stop()
 
     def _fatal(self, reason: BaseException) -> None:
-        log.error("worker cannot go on", reason=f"{type(reason).__name__}: {reason}")
+        self._telemetry.leaving = text = f"{type(reason).__name__}: {reason}"
+        log.error("worker cannot go on", reason=text)
         self.stop(1)
 
     def stop(self, code: int = 0) -> None:
         """Begin the orderly end; `run` returns `code`, or another one when work was left behind."""
         self._stopping = True
+        self._telemetry.leaving = self._telemetry.leaving or "draining"
         if not self._ending.done():
             self._ending.set_result(code)
 
@@ -251,9 +277,6 @@ class Worker:
         self._publisher.close()
         return self._engine.ledger.close(_CLOSE_SECONDS) and flushed and left_group
 
-    def _ledger_health(self, reason: str | None) -> None:
-        """From the ledger's thread; the ledger's own log says it."""
-
     def _from_thread(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
         """The callback, callable from any thread: it runs in the loop's."""
 
@@ -288,7 +311,7 @@ async def run_worker(settings: Settings, modules: list[str]) -> int:
 
     Raises:
         SettingsError, ToolsNotLoaded, LedgerUnavailable, NotMigrated, BlobsUnavailable, BrokersUnavailable,
-            TopicsUnfit: at start, with the cure.
+            TopicsUnfit, PortUnavailable: at start, with the cure.
     """
     tools = load_tools(settings, modules)
     await asyncio.to_thread(require_current, settings.require_dsn())
