@@ -33,7 +33,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # Larger transactions gain nothing more and make the first of them wait; results are bounded in bytes as well.
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-# Plans stay nested loops over the primary keys whatever the tables' statistics say of an empty or a growing ledger.
+# Plans stay nested loops over indexes whatever the tables' statistics say of an empty or a growing ledger.
 _PLANS = "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_seqscan=off -c jit=off"
 _BACKOFF = (0.05, 0.2, 0.5, 1.0)  # seconds; the last one repeats
 
@@ -95,11 +95,12 @@ class GroupCommit(threading.Thread):
         self._dsn, self._house, self._holding = dsn, house, holding
         # Frozen in the middle of a transaction (a suspended machine), it would hold up whoever wants the same rows for
         # as long as that lasts: after a lease of silence the server ends the transaction.
-        self._frozen = f"-c idle_in_transaction_session_timeout={house.lease // timedelta(milliseconds=1)}"
+        self._options = f"{_PLANS} -c idle_in_transaction_session_timeout={house.lease // timedelta(milliseconds=1)}"
         self._deliver, self._on_health, self._watch = deliver, on_health, watch
         self._waiting: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._connection: Connection | None = None
+        self._batches = 0  # of this connection
         self._trouble: str | None = None
 
     def submit(self, entries: list[Entry]) -> None:
@@ -148,13 +149,22 @@ class GroupCommit(threading.Thread):
 
     def _transact(self, batch: list[Entry]) -> list[Any]:
         self._holding.drop()
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(self._dsn, patience=PATIENCE, options=f"{_PLANS} {self._frozen}")
+        connection = self._connected()
         began = time.perf_counter()
-        answers = transact(self._connection, [op for op, _ in batch], self._house, self._holding)
+        answers = transact(connection, [op for op, _ in batch], self._house, self._holding)
         self._holding.keep()
         self._watch.committed(len(batch), time.perf_counter() - began)
         return answers
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection, self._batches = connect(self._dsn, patience=PATIENCE, options=self._options), 0
+        self._batches += 1
+        if self._batches & (self._batches - 1) == 0:
+            # Before the 1st, 2nd, 4th, 8th … batch. A plan is kept until somebody analyzes the table, and the one that
+            # is best for a ledger's first calls reads all of its calls for each batch of ends.
+            self._connection.execute("DISCARD PLANS")
+        return self._connection
 
     def _again(self, error: Exception, attempt: int) -> bool:
         """Whether the same batch is to be tried again; waits and reconnects where that is the cure."""
