@@ -29,7 +29,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencepost_ledger.connect import LedgerUnavailable, connect
+import psycopg
+
+from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, is_conflict, is_not_migrated, unreachable
 
 ROLES_SQL = Path(__file__).with_name("roles.sql")
 """The SQL that makes the roles and gives them their rights; for the tables' owner, after each migration."""
@@ -49,12 +51,39 @@ def require_whole_sight(dsn: str) -> None:
     """Whether this role sees every row: to a worker, an execution that it cannot see is one that nobody opened.
 
     Raises:
-        LedgerUnavailable: row-level security hides rows from it; the text names the cure.
+        LedgerUnavailable: row-level security hides rows from it, or it cannot be asked; the text names the cure.
     """
-    with connect(dsn) as connection:
-        role, blind = connection.execute(_SIGHT).fetchone() or ("", False)
+    try:
+        with connect(dsn) as connection:
+            role, blind = connection.execute(_SIGHT).fetchone() or ("", False)
+    except psycopg.Error as error:
+        raise LedgerUnavailable(unreachable(dsn, error)) from None
     if blind:
         raise LedgerUnavailable(
             f"row-level security hides rows from the role {role!r}, and a worker needs them all: as the tables' owner"
-            f' run `roles.sql` (its path is fencepost_ledger.ROLES_SQL) and GRANT fencepost_worker TO "{role}"'
+            f' run `fencepost migrate --roles` and GRANT fencepost_worker TO "{role}"'
         )
+
+
+def make_roles(dsn: str) -> str:
+    """Run `roles.sql`, as the tables' owner with CREATEROLE → one line that says what there is now. Twice does no harm.
+
+    Raises:
+        LedgerUnavailable, NotMigrated
+    """
+    while True:
+        try:
+            with connect(dsn) as connection:
+                connection.execute(ROLES_SQL.read_bytes())
+        except psycopg.Error as error:
+            if not is_conflict(error):  # else a worker was in the way, and it was rolled back whole
+                raise _not_made(error) from None
+        else:
+            return "the roles fencepost_worker, _orchestrator, _operator, _reader and _every_org have their rights"
+
+
+def _not_made(error: psycopg.Error) -> Exception:
+    if is_not_migrated(error):
+        return NotMigrated("the ledger's schema is not there: run `fencepost migrate`")
+    reason = " ".join(str(error).split())
+    return LedgerUnavailable(f"the roles cannot be made ({reason}): run it as the tables' owner, with CREATEROLE")

@@ -59,9 +59,16 @@ def _to_head(dsn: str) -> tuple[str | None, str | None]:
 
 
 def schema_status(dsn: str) -> tuple[Literal["current", "missing", "older", "newer"], str]:
-    """Compare the database with this program → (status, one line with the cure)."""
-    with _Database(dsn) as connection:
-        found = _version(connection)
+    """Compare the database with this program → (status, one line with the cure).
+
+    Raises:
+        LedgerUnavailable
+    """
+    try:
+        with _Database(dsn) as connection:
+            found = _version(connection)
+    except DBAPIError as error:
+        raise LedgerUnavailable(unreachable(dsn, error.orig or error)) from None
     script = ScriptDirectory.from_config(_config())
     head = script.get_current_head()
     if found is None:

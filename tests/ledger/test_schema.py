@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from fencepost_ledger.calls import ARROWS
 from fencepost_ledger.tables import SCHEMA, metadata
 from services.holder import Book, Holder, at_once, call
 from services.postgres import Postgres
+from services.valve import Valve
 
 COLUMNS = """
 SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid)
@@ -166,6 +168,15 @@ def test_an_unreachable_database_is_one_line_without_the_password(ask: Callable[
     assert "127.0.0.1:1/none" in said
     assert "s3cret" not in said
     assert "\n" not in said
+
+
+@pytest.mark.faults
+def test_a_database_that_goes_away_while_it_is_asked_is_unavailable(database: str) -> None:
+    with closing(Valve(database)) as valve:
+        valve.swallow()
+        with pytest.raises(LedgerUnavailable, match="FENCEPOST_LEDGER_DSN"):
+            schema_status(valve.dsn)
+        assert schema_status(valve.dsn)[0] == "current"
 
 
 @pytest.mark.parametrize("dsn", ["", "not a dsn", "http://x", "postgresql://h/d?nonsense=1"])

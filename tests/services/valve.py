@@ -38,10 +38,15 @@ class Valve:
         self.swallowed.clear()
         self._swallowing = True
 
+    def cut(self) -> None:
+        """End every connection there is; new ones are taken."""
+        for each in list(self._sockets):
+            _end(each)
+
     def close(self) -> None:
         self.open()
-        for each in (self._listener, *self._sockets):
-            _end(each)
+        _end(self._listener)
+        self.cut()
 
     def _accept(self) -> None:
         with suppress(OSError):
