@@ -3,13 +3,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import structlog
 
-from fencepost_dispatch import Settings
+from fencepost_dispatch import Registry, Settings, ToolInvocationContext, tool
+from fencepost_dispatch.answers import Answer
+from fencepost_dispatch.execute import Threads, execute
+from fencepost_schemas import Dispatch
 from fencepost_worker.logs import set_up_logs
+from fencepost_worker.records import Record
+from fencepost_worker.telemetry import Telemetry
+from services.answering import outcome_of
 
 Lines = Callable[[], list[dict[str, Any]]]
 SETTINGS = Settings.load(kafka={"sasl.password": "hunter2-sasl"}, ledger_dsn="postgresql://ann:hunter2@db/x")
@@ -112,3 +119,51 @@ def test_whatever_is_logged_never_breaks_the_line(lines: Lines) -> None:
         "odd", thing=object(), keys={1: b"\xff", "a": {2, 3}}, text="\ud800\x00"
     )
     assert len(lines()) == 1
+
+
+async def test_what_is_logged_inside_of_a_call_carries_its_ids(lines: Lines) -> None:
+    @tool("desk.create", timeout=5)
+    def create() -> None:
+        logging.getLogger("fencepost_dispatch.theirs").info("working")
+        raise ConnectionResetError
+
+    set_up_logs("json", SETTINGS.redact)
+    call = ToolInvocationContext("call_0", execution_id="e", node_id="n", event_id="v", attempt=2)
+    with Threads(1) as threads:
+        await execute(create, {}, call, threads)
+    logging.getLogger("fencepost_dispatch.theirs").info("idle")
+    inside, after, outside = lines()
+    for line in (inside, after):
+        assert (line["event_id"], line["execution"], line["node"], line["attempt"]) == ("v", "e", "n", 2)
+    assert after["level"] == "warning"
+    assert "execution" not in outside
+
+
+def test_a_call_is_a_line_at_debug_alone_and_its_result_is_not_in_it(lines: Lines) -> None:
+    telemetry = Telemetry(SETTINGS, Registry())
+    record = Record("tool.dispatch", 0, 1, 1, b"e", b"{}", None, None, 3)
+    event = Dispatch(
+        event_id="v", execution_id="e", node_id="n", call_index=0, generation=1, tool="desk.create", arguments={}
+    )
+    times = {"started_at": datetime(2026, 1, 1, tzinfo=UTC), "finished_at": datetime(2026, 1, 1, 0, 0, 1, 500_000, UTC)}
+    done = Answer(outcome_of(event, result="a secret of theirs", attempt=1, executed=True, **times))
+    set_up_logs("json", SETTINGS.redact)
+    telemetry.done(record, done)
+    assert lines() == []
+    set_up_logs("json", SETTINGS.redact, debug=True)
+    telemetry.done(record, done)
+    [line] = lines()
+    del line["timestamp"]
+    assert line == {
+        "level": "debug",
+        "logger": "fencepost.call",
+        "event": "call",
+        "event_id": "v",
+        "execution": "e",
+        "node": "n",
+        "tool": "desk.create",
+        "status": "succeeded",
+        "attempt": 1,
+        "replayed": False,
+        "seconds": 1.5,
+    }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fencepost_worker.port import opened
 from services.brokers import Embedded, Kafka
 from services.rig import PATIENCE
 
@@ -82,6 +83,15 @@ def test_a_module_of_tools_that_does_not_import_is_named_with_the_cure(start: St
     returned, err = start(tools="no_such_tools")
     (line,) = err.splitlines()
     assert "no_such_tools" in line
+    assert returned == 1
+
+
+def test_a_port_in_use_is_named_with_the_cure(start: Start) -> None:
+    with opened(0, {}) as port:
+        returned, err = start(METRICS_PORT=str(port))
+    line = err.splitlines()[-1]  # the embedded broker's settings of topics are warned of before
+    assert f"port {port} " in line
+    assert "FENCEPOST_METRICS_PORT" in line
     assert returned == 1
 
 
