@@ -35,7 +35,7 @@ from fencepost_ledger.blobs import BlobDamaged, BlobMissing, BlobsUnavailable
 from fencepost_ledger.calls import CallRow, Ruling, Source, State, Term
 from fencepost_ledger.connect import LedgerUnavailable, NotMigrated
 from fencepost_ledger.desk import Ambiguous, Desk, Execution, NotFound, OrgConflict
-from fencepost_ledger.isolation import ROLES_SQL
+from fencepost_ledger.isolation import ROLES_SQL, make_roles
 from fencepost_ledger.ledger import Ledger, new_holder
 from fencepost_ledger.rulings import Moved
 from fencepost_ledger.schema import migrate, require_current, schema_status
@@ -61,6 +61,7 @@ __all__ = [
     "State",
     "Swept",
     "Term",
+    "make_roles",
     "migrate",
     "new_holder",
     "require_current",

@@ -1,6 +1,7 @@
 -- Roles with the least rights on the ledger, for deployments in which not everybody is the owner of its tables.
 --
--- Run it as the owner, who needs CREATEROLE for it, after each `fencepost migrate`; twice does no harm:
+-- Run it as the owner, who needs CREATEROLE for it, after each `fencepost migrate`, in either way; twice does no harm:
+--     fencepost migrate --roles
 --     psql "$FENCEPOST_LEDGER_DSN" -f "$(python -c 'import fencepost_ledger; print(fencepost_ledger.ROLES_SQL)')"
 -- Then give them to those who log in:
 --     CREATE ROLE worker_1 LOGIN PASSWORD '…' IN ROLE fencepost_worker;
@@ -14,10 +15,16 @@
 
 BEGIN;
 
+-- The lock of `fencepost migrate`: one at a time.
+SELECT pg_advisory_xact_lock(7102035113);
+
 DO $$
 DECLARE
     name text;
 BEGIN
+    IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = 'fencepost.calls'::regclass), 'USAGE') THEN
+        RAISE insufficient_privilege USING MESSAGE = 'only the owner of the tables can give rights on them';
+    END IF;
     FOREACH name IN ARRAY ARRAY['worker', 'orchestrator', 'operator', 'reader', 'every_org'] LOOP
         IF to_regrole('fencepost_' || name) IS NULL THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', 'fencepost_' || name);
@@ -59,8 +66,10 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOR name IN SELECT tablename FROM pg_policies WHERE schemaname = 'fencepost' AND policyname = 'org' LOOP
-        EXECUTE format('DROP POLICY IF EXISTS worker ON fencepost.%I', name);
+    FOR name IN
+        SELECT tablename FROM pg_policies WHERE schemaname = 'fencepost' AND policyname = 'org'
+        EXCEPT SELECT tablename FROM pg_policies WHERE schemaname = 'fencepost' AND policyname = 'worker'
+    LOOP
         EXECUTE format('CREATE POLICY worker ON fencepost.%I TO fencepost_worker USING (true)', name);
     END LOOP;
 END

@@ -23,8 +23,10 @@ from fencepost_ledger import (
     Desk,
     LedgerUnavailable,
     NotFound,
+    NotMigrated,
     OrgConflict,
     State,
+    make_roles,
     migrate,
     names,
     require_current,
@@ -36,7 +38,7 @@ from fencepost_ledger.case import House
 from fencepost_ledger.schema import _config, _Database
 from fencepost_ledger.tables import calls
 from fencepost_ledger.verdicts import Finalize, Name, Op, Policy, Probe, Raise, Replay, Settle, Start
-from services.holder import Book, Holder, Thread, Writer, call
+from services.holder import Book, Holder, Thread, Writer, at_once, call
 from services.logins import Logins
 from services.rulings import RULINGS, every_ruling
 
@@ -271,6 +273,27 @@ def test_an_orchestrator_rules_on_nothing(logins: Logins, unknown: Book) -> None
         assert desk.redispatch("y", "n") == 2
         with pytest.raises(LedgerUnavailable, match="permission denied"):
             RULINGS["released"](desk, rows(unknown)["x"])
+
+
+# --- making the roles -------------------------------------------------------------------------------------------------
+
+
+def test_roles_are_made_twice_and_at_once_and_beside_running_workers(
+    logins: Logins, book: Book, holder: Holder
+) -> None:
+    with holder.connection.transaction():
+        holder.run(call())
+        said = at_once(*[partial(make_roles, book.dsn)] * 3)
+    assert len(set(said)) == 1
+    assert "fencepost_worker" in said[0]
+
+
+def test_who_may_not_make_roles_is_told_so(logins: Logins, worker: str, book: Book, empty_database: str) -> None:
+    with pytest.raises(LedgerUnavailable, match="run it as the tables' owner, with CREATEROLE") as refused:
+        make_roles(worker)
+    assert "sesame" not in str(refused.value)
+    with pytest.raises(NotMigrated, match="fencepost migrate"):
+        make_roles(empty_database)
 
 
 # --- the migration ----------------------------------------------------------------------------------------------------

@@ -45,11 +45,20 @@ def worker(  # noqa: PLR0917 - options, all given by name
     raise typer.Exit(uvloop.run(run_worker(settings, tools)))
 
 
-def migrate(context: typer.Context) -> None:
+def migrate(
+    context: typer.Context,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Also make the roles of workers, operators and readers, with their rights.")
+    ] = False,
+) -> None:
     """Bring the ledger's schema up to date; safe to run twice, and beside running workers."""
+    from fencepost_ledger import make_roles  # noqa: PLC0415
     from fencepost_ledger import migrate as to_head  # noqa: PLC0415
 
-    output.line(to_head(options(context).settings().require_dsn()))
+    dsn = options(context).settings().require_dsn()
+    output.line(to_head(dsn))
+    if roles:
+        output.line(make_roles(dsn))
 
 
 def topics(
