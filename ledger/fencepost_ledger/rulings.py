@@ -51,11 +51,12 @@ class Judgement:
             raise ValueError("by: must be who decides, on one line, and `probe` is the tool's own")
 
     def stands(self, row: CallRow, attempt: int) -> bool:
-        """Whether the row says exactly this of that attempt already."""
+        """Whether the row says exactly this of that attempt already, and that is still its attempt."""
         said = (row.state, row.decided_by, row.decided_reason, row.decided_evidence, row.result)
         same = said == (self.state, self.by, self.reason, self.evidence, self.result)
         # A released call keeps the error of the attempt that was released.
-        return same and row.decided_attempt == attempt and (self.error == row.error or self.state is State.released)
+        same = same and (self.error == row.error or self.state is State.released)
+        return same and row.decided_attempt == row.attempt == attempt
 
     def as_params(self) -> dict[str, Any]:
         """What the statement is told."""

@@ -70,6 +70,26 @@ def test_the_same_ruling_once_more_is_fine(term: Term, desk: Desk, book: Book, r
     assert RULINGS[ruling](desk, shown) == RULINGS[ruling](desk, first) == first
 
 
+@pytest.mark.parametrize("other", [{"by": "bob"}, {"reason": "asked"}, {"evidence": "OPS-7"}], ids=str)
+def test_another_word_makes_another_ruling(term: Term, desk: Desk, book: Book, other: dict[str, str]) -> None:
+    shown = book.row()
+    desk.resolve(shown, failed="not_there", **ANN)
+    with pytest.raises(Moved, match="ruled by ann"):
+        desk.resolve(shown, failed="not_there", **ANN | other)
+
+
+def test_what_the_tool_said_after_a_release_is_not_taken_for_a_ruling(
+    term: Term, desk: Desk, holder: Holder, book: Book
+) -> None:
+    """The row carries who released the call, and a result that happens to be the same."""
+    shown = book.row()
+    desk.release(shown, **ANN)
+    holder.run(call(), result="1")
+    for row in (shown, book.row()):
+        with pytest.raises(Moved, match="is completed now"):
+            desk.resolve(row, succeeded="1", **ANN)
+
+
 def test_a_ruling_is_for_what_was_shown(term: Term, desk: Desk, holder: Holder, book: Book) -> None:
     shown = book.row()
     holder.run(call(policy=IDEMPOTENT), "indeterminate")  # another attempt, as unknown as the first

@@ -72,6 +72,9 @@ def test_the_version_is_the_distribution_s() -> None:
         ["outcomes"],
         ["calls", "list"],
         ["calls", "show"],
+        ["calls", "resolve"],
+        ["calls", "release"],
+        ["sweep"],
         ["key"],
     ],
 )

@@ -115,7 +115,7 @@ def _read(consumer: Consumer, source: Source, troubles: Troubles) -> Message | N
             continue
         error = message.error()
         if error is None:
-            return message if message.offset() == source.offset else None
+            return message
         if error.code() in _GONE:
             return None
         raise KafkaUnavailable(troubles.explain(error))
@@ -123,7 +123,7 @@ def _read(consumer: Consumer, source: Source, troubles: Troubles) -> Message | N
 
 
 def _of(row: CallRow, source: Source, message: Message) -> Original | None:
-    """The record, if it is that event and not another one at the offset of a topic that was made anew."""
+    """The record, if it is that event and not another one: the topic may have been made anew, or compacted."""
     try:
         headers = _read_headers(message)
     except (SystemError, UnicodeError):
