@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -117,6 +117,13 @@ def test_every_status_says_what_happened_and_whether_to_repeat(status: str, fiel
 def test_a_ruling_is_told_with_who_made_it() -> None:
     ruling = Resolution(by="ops@acme", reason="seen in Jira", at=datetime(2030, 1, 1, tzinfo=UTC))
     assert outcome("succeeded", resolution=ruling).describe() == "It happened, as ops@acme found. Do not repeat it."
+
+
+def test_a_release_is_told_as_the_reason_for_another_start() -> None:
+    released = datetime(2030, 1, 1, tzinfo=UTC)
+    ruling = Resolution(by="ops@acme", reason="not in Jira", at=released)
+    described = outcome("succeeded", resolution=ruling, started_at=released + timedelta(seconds=1)).describe()
+    assert described == "It happened, started again because ops@acme had released it. Do not repeat it."
 
 
 def test_a_description_is_one_short_line_whatever_the_error_says() -> None:

@@ -236,6 +236,22 @@ async def test_while_no_broker_answers_a_release_with_replay_changes_nothing(
     assert row_of(one_rig).state is State.indeterminate
 
 
+async def test_an_outcome_that_cannot_be_written_is_named_and_stops_no_other(one_rig: Rig, lose: Any) -> None:
+    async with one_rig.worker(lose):
+        one_rig.produce(*[one_rig.event(tool="desk.lose") for _ in range(2)])
+        await one_rig.outcomes(2)
+    damaged, sound = (row.key.hex() for row in list(one_rig.desk.calls()))
+    for key in (damaged, sound):
+        done("calls", "resolve", key, "--failed", "not_there", *WHO)
+    in_ledger(one_rig, "UPDATE fencepost.calls SET metadata = '[]' WHERE key = decode(%s, 'hex')", damaged)
+    result = fencepost("sweep", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["published"]) == (1, 1)
+    assert result.stderr.startswith(f"call {damaged[:12]}: ")
+    assert result.stderr.count("\n") == 1
+    (outcome,) = await one_rig.outcomes(1)
+    assert outcome["invocation_key"] == sound
+
+
 async def test_a_file_of_rulings_is_published_whole(one_rig: Rig, lose: Any) -> None:
     async with one_rig.worker(lose):
         one_rig.produce(*[one_rig.event(tool="desk.lose") for _ in range(40)])
