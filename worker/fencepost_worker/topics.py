@@ -19,6 +19,7 @@ from fencepost_worker.membership import AUTH_ERRORS
 HOUR = 3_600_000  # milliseconds
 PARTITIONS = 12
 MAX_MESSAGE_BYTES = 1_048_588  # the broker's default of max.message.bytes
+HEARSAY = 3.0  # seconds; by then every broker has heard of a new topic
 HEADROOM = 65_536  # bytes that a dead letter may be larger than its original
 
 Level = Literal["ok", "warning", "error"]
@@ -84,8 +85,8 @@ def check(config: Mapping[str, Any], settings: Wanted, timeout: float = 10.0) ->
     if cluster.embedded:
         text = "made on first sight; the embedded broker has no topic settings to check"
         return findings + [Finding("ok", name, text) for name in _topics(settings)]
+    metadata = _until_known(cluster, set(_topics(settings)), min(timeout, HEARSAY))
     described = _describe(cluster.admin, _topics(settings), timeout)
-    metadata = _until_known(cluster, {name for name in described if not isinstance(described[name], KafkaError)})
     for name in _topics(settings):
         findings += _judge(metadata, settings, name, described[name])
     return findings + _room_for_dead_letters(settings, described)
@@ -107,7 +108,10 @@ def create(
         return found + [_touch(cluster.admin, name, timeout) for name in missing]
     wanted = [_new_topic(cluster.metadata, settings, name, partitions) for name in missing]
     answers = cluster.admin.create_topics(wanted, operation_timeout=timeout) if wanted else {}
-    return found + [_created(topic, answers[topic.topic]) for topic in wanted]
+    for answer in answers.values():
+        answer.exception()  # waits
+    metadata = _until_known(cluster, set(missing), min(timeout, HEARSAY))
+    return found + [_created(metadata, topic, answers[topic.topic]) for topic in wanted]
 
 
 def record_limits(config: Mapping[str, Any], settings: Wanted, timeout: float = 10.0) -> dict[str, int]:
@@ -157,12 +161,12 @@ def memory(topic: str, retention_ms: int, segment_ms: int, ttl_hours: float, str
     return Finding("ok", topic, f"keeps records {kept}, the ledger remembers {ttl_hours:g} h")
 
 
-def _until_known(cluster: Cluster, names: set[str], timeout: float = 5.0) -> ClusterMetadata:
-    """The metadata, once it has what exists: a broker hears of a new topic a moment after the controller."""
+def _until_known(cluster: Cluster, names: set[str], timeout: float) -> ClusterMetadata:
+    """The metadata, once it has the topics or `timeout` seconds are over: a broker hears of a new one a moment late."""
     metadata, until = cluster.metadata, time.monotonic() + timeout
     while names - metadata.topics.keys() and time.monotonic() < until:
         time.sleep(0.05)
-        metadata = cluster.admin.list_topics(timeout=timeout)
+        metadata = cluster.admin.list_topics(timeout=10)
     return metadata
 
 
@@ -249,6 +253,8 @@ def _room_for_dead_letters(settings: Wanted, described: Mapping[str, Mapping[str
 
 
 def _shape(metadata: ClusterMetadata, name: str) -> str:
+    if name not in metadata.topics:
+        return "created by somebody else just now"
     return f"{len(metadata.topics[name].partitions)} partitions, {_replication(metadata, name)} replicas"
 
 
@@ -290,13 +296,13 @@ def _new_topic(metadata: ClusterMetadata, settings: Wanted, name: str, partition
     return NewTopic(name, partitions, replicas, config=config)
 
 
-def _created(topic: NewTopic, answer: Any) -> Finding:
+def _created(metadata: ClusterMetadata, topic: NewTopic, answer: Any) -> Finding:
     try:
         answer.result()
     except KafkaException as refused:
         error: KafkaError = refused.args[0]
         if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return Finding("ok", topic.topic, "was created by somebody else just now")
+            return Finding("ok", topic.topic, _shape(metadata, topic.topic))
         return Finding("error", topic.topic, f"not created: {error.str()}", "grant Create on it, or create it by hand")
     settings = ", ".join(f"{name}={value}" for name, value in sorted((topic.config or {}).items()))
     text = f"created: {topic.num_partitions} partitions, {topic.replication_factor} replicas, {settings}"
