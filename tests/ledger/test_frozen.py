@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fencepost_ledger import batch
+from fencepost_ledger.admit import admit
 from fencepost_ledger.case import House
 from fencepost_ledger.verdicts import Raise, Start, Waiting
 from services.holder import PATIENCE, Book, Writer, call
@@ -31,7 +32,7 @@ class Freezer:
             assert self._thawed.wait(PATIENCE)
         return answers
 
-    admit_for_real = staticmethod(batch.admit)
+    admit_for_real = staticmethod(admit)
 
     def thaw(self) -> None:
         self._thawed.set()

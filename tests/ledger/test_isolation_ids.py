@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_a_call_of_any_ids_is_claimed_by_a_later_generation(holder: Holder, item
 def test_a_call_of_any_ids_is_taken_over_given_up_and_found(
     holder: Holder, other: Holder, item: Admit, book: Book
 ) -> None:
-    more = {"execution_id": item.execution_id, "node_id": item.node_id}
+    more: dict[str, Any] = {"execution_id": item.execution_id, "node_id": item.node_id}
     again, asked = call("2", call_index=1, policy=Policy("idempotent"), **more), call("3", call_index=2, **more)
     holder.admit(item, again, asked)
     book.lease_over(seconds=99)
