@@ -208,7 +208,11 @@ def settings(real_kafka_broker: Kafka, book: Book, monkeypatch: pytest.MonkeyPat
 
     def made(retention: int, **more: Any) -> Settings:
         config = {"retention.ms": str(retention), "segment.ms": str(HOUR)}
-        topics: dict[str, Any] = {"dispatch_topic": new(config=config), "outcome_topic": new(), "dead_letter_topic": new()}
+        topics: dict[str, Any] = {
+            "dispatch_topic": new(config=config),
+            "outcome_topic": new(),
+            "dead_letter_topic": new(),
+        }
         return Settings(kafka_bootstrap=real_kafka_broker.bootstrap, ledger_dsn=book.dsn, **topics, **more)
 
     return made

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fencepost_ledger import batch
-from fencepost_ledger.admit import admit
+from fencepost_ledger.admit import admit as admit_for_real
 from fencepost_ledger.case import House
 from fencepost_ledger.verdicts import Raise, Start, Waiting
 from services.holder import PATIENCE, Book, Writer, call
@@ -26,13 +26,11 @@ class Freezer:
         self.frozen, self._thawed = Event(), Event()
 
     def admit(self, *args: Any) -> list[Any]:
-        answers = self.admit_for_real(*args)
+        answers = admit_for_real(*args)
         if not self.frozen.is_set():
             self.frozen.set()
             assert self._thawed.wait(PATIENCE)
         return answers
-
-    admit_for_real = staticmethod(admit)
 
     def thaw(self) -> None:
         self._thawed.set()
