@@ -57,18 +57,16 @@ def executed(
     *,
     ended: Ended,
     end: Finalized,
-    max_attempts: int,
     worker: str,
 ) -> Answer:
     """This delivery ran the tool, and its end is what the ledger records (or, read-only, nothing was to record)."""
     status = _STATUS[State(ended.state)]
-    attempts_left = start.term is None or start.attempt < max_attempts
     outcome = _outcome(
         delivery,
         admitted,
         status,
         executed=True,
-        retryable=ended.retryable and attempts_left,
+        retryable=ended.retryable,
         attempt=start.attempt,
         result=None if ended.result is None else loads(ended.result),
         result_ref=ended.result_ref,

@@ -160,7 +160,7 @@ class Paths:
                         admitted.org_id,
                         admitted.key,
                     )
-                    ended, end = yield from self._recorded(start.term, ended)
+                    ended, end = yield from self._recorded(start.term, ended, admit.policy.max_attempts)
                     if end.mine:
                         return answers.executed(
                             delivery,
@@ -168,7 +168,6 @@ class Paths:
                             start,
                             ended=ended,
                             end=end,
-                            max_attempts=admit.policy.max_attempts,
                             worker=self._worker,
                         )
                     # The attempt was lost: the ledger knows better than this worker.
@@ -190,11 +189,14 @@ class Paths:
             raise LedgerRefused(f"{type(admitted.error).__name__}: {admitted.error}") from admitted.error
         return admitted
 
-    def _recorded(self, term: Term | None, ended: Ended) -> Generator[Any, Any, tuple[Ended, Finalized]]:
+    def _recorded(
+        self, term: Term | None, ended: Ended, max_attempts: int
+    ) -> Generator[Any, Any, tuple[Ended, Finalized]]:
         """Record the end → what is recorded; a result that the ledger cannot take is dropped, never the fact that the
-        tool ended so."""
+        tool ended so. The last attempt there is may not be tried again, whoever tells of it."""
         if term is None:
             return ended, Finalized(mine=True, revision=0, finished_at=datetime.now(UTC))
+        ended = replace(ended, retryable=ended.retryable and term.attempt < max_attempts)
         recorded: Finalized | Failed = yield Record(_finalize(term, ended))
         if isinstance(recorded, Failed):
             error = OutcomeError(code="result_not_recorded", message="the ledger could not take the result or error")

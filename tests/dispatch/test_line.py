@@ -189,6 +189,7 @@ async def test_a_definite_failure_runs_again_while_attempts_are_left(book: Book)
         ("failed", False, 3, False),
     ]
     assert all(o.error is not None and o.error.detail == {"after": 5} for o in outcomes)
+    assert not book.row().retryable, "nor does the sweeper say so"
 
 
 async def test_a_failure_for_good_is_replayed(book: Book) -> None:
