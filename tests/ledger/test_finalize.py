@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencepost_ledger import State, Term
+from fencepost_ledger import State, Term, admit
 from fencepost_ledger.verdicts import Finalize, Finalized, Join, Policy, Replay, Start, Waiting
 from services.holder import ERROR, LOST, Book, Holder, Thread, call
 
@@ -165,6 +165,24 @@ def test_what_somebody_took_over_meanwhile_is_not_resumed(holder: Holder, other:
         late = Thread(lambda: holder.look(item))
         book.wait_blocked(holder.pid)
     assert late.result() == Waiting()
+    assert book.row().holder == "h2"
+
+
+def test_what_somebody_takes_over_between_our_look_and_our_write_is_not_resumed(
+    holder: Holder, other: Holder, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = call(policy=IDEMPOTENT)
+    holder.unheard(item)
+    book.lease_over(LONG_AGO)
+    real, late = admit._resume, [other]
+
+    def overtaken(*args: Any) -> None:
+        if late:
+            late.pop().start(item)
+        real(*args)
+
+    monkeypatch.setattr(admit, "_resume", overtaken)
+    assert holder.look(item) == Waiting()
     assert book.row().holder == "h2"
 
 
