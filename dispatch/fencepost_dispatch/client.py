@@ -19,6 +19,7 @@ from fencepost_schemas import Dispatch, Encoded, Fence, Outcome, encode_dispatch
 
 if TYPE_CHECKING:
     from fencepost_ledger import Desk
+    from fencepost_ledger.verdicts import OnDivergence
 
 T = TypeVar("T")
 
@@ -96,13 +97,17 @@ class Dispatcher:
             await self._feed.close()
         await asyncio.to_thread(self._desk.close)
 
-    async def open_execution(self, execution_id: str, org_id: str) -> bool:
+    async def open_execution(
+        self, execution_id: str, org_id: str, *, on_divergence: OnDivergence | None = None
+    ) -> bool:
         """Write the trusted row; True when it is new. Open already, under the same org: fine.
+
+        `on_divergence` says for this execution what its re-dispatched nodes get where they diverge.
 
         Raises:
             OrgConflict: it is open under another org.
         """
-        return await self._ask(lambda desk: desk.open_execution(execution_id, org_id))
+        return await self._ask(lambda desk: desk.open_execution(execution_id, org_id, on_divergence=on_divergence))
 
     async def close_execution(self, execution_id: str) -> None:
         """Mark the execution as over.

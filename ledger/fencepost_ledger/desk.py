@@ -17,7 +17,7 @@ from fencepost_ledger.connect import LedgerUnavailable, NotMigrated, connect, is
 from fencepost_ledger.isolation import NARROW
 from fencepost_ledger.rulings import Judgement, Moved, did_not_happen, happened
 from fencepost_ledger.settle import settle
-from fencepost_ledger.verdicts import Settle
+from fencepost_ledger.verdicts import OnDivergence, Settle
 
 _ROW = ", ".join(f"c.{name}" for name in COLUMNS)
 _LEASE = "c.lease_until < clock_timestamp(), NULL::boolean"
@@ -81,8 +81,10 @@ class Desk:
             self._open.close()
         self._open = None
 
-    def open_execution(self, execution_id: str, org_id: str) -> bool:
+    def open_execution(self, execution_id: str, org_id: str, *, on_divergence: OnDivergence | None = None) -> bool:
         """Open the execution under `org_id`, or find it open under it → True when it is new.
+
+        `on_divergence`, where given, stands over the setting of the workers; a tool's own stands over both.
 
         Raises:
             OrgConflict: it is there under another org; a trusted row never changes hands.
@@ -90,15 +92,20 @@ class Desk:
         if self._org not in (None, org_id):
             raise OrgConflict(f"this is the desk of {self._org!r}, not of {org_id!r}")
         new = self._run(
-            "INSERT INTO fencepost.executions (execution_id, org_id) VALUES (%s, %s)"
+            "INSERT INTO fencepost.executions (execution_id, org_id, on_divergence) VALUES (%s, %s, %s)"
             " ON CONFLICT (execution_id) DO NOTHING RETURNING 1",
-            [execution_id, org_id],
+            [execution_id, org_id, on_divergence],
         )
         if new:
             return True
         found = self._run("SELECT org_id FROM fencepost.executions WHERE execution_id = %s", [execution_id])
         if not found or found[0][0] != org_id:  # not found: it is there, and hidden from us
             raise OrgConflict(f"execution {execution_id!r} belongs to another org than {org_id!r}")
+        if on_divergence is not None:
+            self._run(
+                "UPDATE fencepost.executions SET on_divergence = %s WHERE execution_id = %s RETURNING 1",
+                [on_divergence, execution_id],
+            )
         return False
 
     def close_execution(self, execution_id: str) -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fencepost_schemas import arguments_hash, canonical
 
 _ROOT = Path(__file__).parents[2]
 _SOURCE = _ROOT / "tests" / "node"
@@ -92,3 +96,23 @@ def test_another_implementation_derives_the_same_keys_and_ids(ask: Ask) -> None:
         },
     }
     assert ask(question(arrays=list(expected.values())))["arrays"] == list(expected)
+
+
+# What both can say: integers as far as doubles have them exactly; beyond that ours stay exact, and theirs do not.
+_SAFE = 2**53 - 1
+_numbers = st.integers(-_SAFE, _SAFE) | st.floats(allow_nan=False, allow_infinity=False)
+_texts = st.text(st.characters(codec="utf-8"), max_size=8)
+_values = st.recursive(
+    st.none() | st.booleans() | _numbers | _texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts, inner, max_size=4),
+    max_leaves=12,
+)
+_arguments = st.dictionaries(_texts, _values, max_size=5)
+
+
+@settings(max_examples=40)
+@given(batch=st.lists(_arguments, min_size=5, max_size=20))
+def test_another_implementation_agrees_on_whatever_is_generated(ask: Ask, batch: list[dict[str, Any]]) -> None:
+    answer = ask(question(texts=[json.dumps(arguments) for arguments in batch]))
+    assert answer["canonical"] == [canonical(arguments).decode() for arguments in batch]
+    assert answer["hashes"] == [arguments_hash(arguments).hex() for arguments in batch]

@@ -118,7 +118,7 @@ class Reader:
 
     def _look_at_make(self, target: str) -> None:
         """Make is what runs the tests: only what it would do is looked at."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
         make = ["make", "-n", target]
         plan = subprocess.run(make, cwd=_ROOT, env=env, capture_output=True, text=True, check=True).stdout
         assert plan.splitlines()[-1].split() in ([".venv/bin/fencepost", "demo"], [".venv/bin/pytest"])

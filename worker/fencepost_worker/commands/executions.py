@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,7 @@ from fencepost_worker.commands.options import Json, Org, options
 
 app = typer.Typer(no_args_is_help=True, help="The trusted rows: which execution belongs to which org.")
 
+OnDivergence = Literal["refuse", "adopt", "execute"]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The execution.")]
 
 
@@ -19,12 +20,16 @@ def open_(
     context: typer.Context,
     execution: Id,
     org: Annotated[str, typer.Option(metavar="ORG", help="The org it belongs to, for good.")],
+    on_divergence: Annotated[
+        OnDivergence | None,
+        typer.Option(help="What its re-dispatched nodes get where they diverge, over the workers' setting."),
+    ] = None,
 ) -> None:
     """Open an execution under an org; open already under the same org is fine."""
     from fencepost_ledger import Desk  # noqa: PLC0415
 
     with Desk(options(context).settings().require_dsn()) as desk:
-        new = desk.open_execution(execution, org)
+        new = desk.open_execution(execution, org, on_divergence=on_divergence)
     output.line(f"{execution} {'is open' if new else 'was open already'} under {org}")
 
 
