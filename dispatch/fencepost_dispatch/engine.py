@@ -142,7 +142,14 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever it is, this event must end and its neighbours go on
             self._ended(way, None, error)
         else:
+            self._handle(way, step)
+
+    def _handle(self, way: Way, step: Any) -> None:
+        try:
             self._handlers[type(step)](way, step)
+        except Exception as error:  # noqa: BLE001 - likewise: a step that cannot be seen to ends its path
+            way.path.close()
+            self._ended(way, None, error)
 
     def settle(self, settled: Settle) -> None:
         """The broker has the outcome: rides along with the next ledger transaction, and nobody waits for it."""
