@@ -220,7 +220,7 @@ def test_a_lapse_is_found_when_the_lease_is_over_and_not_a_turn_later(
     keeper = Keeper("postgresql://nobody@127.0.0.1:1/none", holder)
 
     def hang(_terms: Any) -> None:
-        clock.now += 7.5
+        clock.now += 7
         raise LedgerUnavailable("no answer")
 
     monkeypatch.setattr(keeper, "_renew", hang)
