@@ -8,17 +8,18 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import structlog
 
 from fencepost_dispatch.context import bound_in
-from fencepost_dispatch.execute import Ended, Found, execute, probe
+from fencepost_dispatch.execute import Ended, Found, Threads, execute, never_entered, probe
 from fencepost_dispatch.path import Again, AskProbe, Joined, Lift, Look, Record, Run, Store
 from fencepost_dispatch.slots import Slots
 from fencepost_dispatch.tools import NotDone
@@ -26,7 +27,6 @@ from fencepost_dispatch.watch import Watch
 from fencepost_ledger import Ledger, Term
 from fencepost_ledger.blobs import store
 from fencepost_ledger.verdicts import Admit, Admitted, Finalized, Name, Op, Probe, Settle, Start
-from fencepost_schemas import OutcomeError
 
 log = structlog.get_logger("fencepost.engine")
 
@@ -43,9 +43,7 @@ def _always() -> bool:
     return True
 
 
-NEVER_BEGAN = Ended(
-    "failed", error=OutcomeError(code="not_started", message="cancelled before it began: nothing ran"), retryable=True
-)
+NEVER_BEGAN = never_entered("cancelled before it began")
 
 
 OnEnd = Callable[[Any, BaseException | None], None]
@@ -58,13 +56,14 @@ class Way:
     `wanted` is asked right before a look that may start the call: when it says no, the path is dropped without an end.
     """
 
-    __slots__ = ("admit", "on_end", "path", "runs", "since", "slot", "waited_since", "waits", "wanted")
+    __slots__ = ("admit", "asked", "on_end", "path", "runs", "since", "slot", "waited_since", "waits", "wanted")
 
     def __init__(self, path: Generator[Any, Any, Any], on_end: OnEnd, wanted: Callable[[], bool]) -> None:
         self.path = path
         self.on_end = on_end
         self.wanted = wanted
         self.admit: Admit | None = None
+        self.asked = 0.0  # when it was given to the ledger: its lease cannot have begun before
         self.slot = False
         self.runs: CallKey | None = None
         self.since = 0.0  # when it stood in line for a slot, or entered the tool
@@ -88,7 +87,7 @@ class Engine:
         ledger: Callable[[Engine], Ledger],
         *,
         concurrency: int,
-        threads: Executor,
+        threads: Threads,
         steps: dict[type[Any], Callable[[Way, Any], None]] | None = None,
         on_idle: Callable[[], None] = lambda: None,
         watch: Watch = Watch(),  # noqa: B008 - it has no state
@@ -99,7 +98,9 @@ class Engine:
         self._on_idle = on_idle
         self._watch = watch
         self._enter = self._execute if around is None else around(self._execute)
-        self.slots: Slots[Way] = Slots(concurrency, self._granted)
+        threads.on_free = lambda: self._from_thread(self.slots.look)
+        self._in_threads = 0
+        self.slots: Slots[Way] = Slots(concurrency, self._granted, lambda: max(0, threads.taken - self._in_threads))
         self.under_way = 0
         self._tasks: dict[asyncio.Task[Ended], Run] = {}
         self._uploads: set[asyncio.Task[None]] = set()
@@ -120,6 +121,7 @@ class Engine:
             **(steps or {}),
         }
         self.ledger = ledger(self)
+        self._half_lease = self.ledger.house.lease / timedelta(seconds=2)
 
     # --- paths ----------------------------------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Engine:
         way.slot = True
         self._watch.waited(perf_counter() - way.since)
         if way.admit is not None and way.wanted():
+            way.asked = monotonic()
             self._submit(way.admit, way)
         else:
             self._drop(way)
@@ -233,16 +236,21 @@ class Engine:
 
     def _run(self, way: Way, step: Run) -> None:
         way.since = perf_counter()
+        if step.term is not None:
+            way.runs = _key(step.term)
+            step = replace(step, enter_by=way.asked + self._half_lease)
+        self._in_threads += not step.tool.is_async
         task = self._loop.create_task(self._enter(step))
-        way.runs = None if step.term is None else _key(step.term)
         self._tasks[task] = step
         task.add_done_callback(partial(self._ran, way))
 
     def _execute(self, run: Run) -> Coroutine[Any, Any, Ended]:
-        return execute(run.tool, run.arguments, run.context, self._threads)
+        return execute(run.tool, run.arguments, run.context, self._threads, run.enter_by)
 
     def _ran(self, way: Way, task: asyncio.Task[Ended]) -> None:
-        self._watch.ran(self._tasks.pop(task).tool.name, perf_counter() - way.since)
+        tool = self._tasks.pop(task).tool
+        self._in_threads -= not tool.is_async
+        self._watch.ran(tool.name, perf_counter() - way.since)
         # A task that is cancelled before its first step never enters the tool.
         self.resume(way, NEVER_BEGAN if task.cancelled() else task.result())
 

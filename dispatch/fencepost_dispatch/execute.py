@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from fencepost_dispatch.context import ToolInvocationContext, bind, unbind
@@ -52,6 +54,7 @@ class Ended:
     result: str | None = None
     error: OutcomeError | None = None
     retryable: bool = False
+    entered: bool = True
     result_ref: ResultRef | None = None
 
     @property
@@ -81,6 +84,7 @@ class Threads(ThreadPoolExecutor):
     def __init__(self, size: int) -> None:
         super().__init__(max_workers=size, thread_name_prefix="fencepost-tool")
         self.size = size
+        self.on_free: Callable[[], None] = lambda: None  # called in the thread that has become free
         self._taken = 0
         self._counting = threading.Lock()
 
@@ -102,8 +106,12 @@ class Threads(ThreadPoolExecutor):
         except BaseException:
             self._count(-1)
             raise
-        future.add_done_callback(lambda _: self._count(-1))
+        future.add_done_callback(lambda _: self._freed())
         return future
+
+    def _freed(self) -> None:
+        self._count(-1)
+        self.on_free()
 
     def _count(self, step: int) -> None:
         with self._counting:
@@ -111,7 +119,7 @@ class Threads(ThreadPoolExecutor):
 
 
 class _NeverBegan(Exception):
-    """No thread had taken the call up when its time was over."""
+    """The tool was not entered: no thread was free in time, or too much time has passed since the reservation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +133,21 @@ class _Raised:
     code: Code
 
 
-async def execute(tool: AnyTool, arguments: dict[str, Any], context: ToolInvocationContext, threads: Executor) -> Ended:
+async def execute(
+    tool: AnyTool,
+    arguments: dict[str, Any],
+    context: ToolInvocationContext,
+    threads: Executor,
+    enter_by: float = math.inf,
+) -> Ended:
     """Run the tool with validated arguments. Never raises, and comes back from cancellation too.
+
+    After `enter_by` (seconds of `time.monotonic`) the tool is not entered: it ends as failed, `not_started`.
 
     An async tool is waited for after its timeout or a cancellation, until it lets go: what it then returns or says
     counts. A sync tool is not: its thread runs on, and its slot in `threads` stays taken until the function returns.
     """
-    match await _attempt(tool.body, arguments, tool.timeout, context, threads):
+    match await _attempt(tool.body, arguments, tool.timeout, context, threads, enter_by):
         case _Returned(value):
             return _completed(value)
         case _Raised(error, code):
@@ -156,15 +172,20 @@ async def probe(
             return Unknown(f"the probe ended early: {code}: {_named(error)}")
 
 
-async def _attempt(
-    body: Body, arguments: dict[str, Any], seconds: float | None, context: ToolInvocationContext, threads: Executor
+async def _attempt(  # noqa: PLR0917 - one call as it is, all of it needed
+    body: Body,
+    arguments: dict[str, Any],
+    seconds: float | None,
+    context: ToolInvocationContext,
+    threads: Executor,
+    enter_by: float = math.inf,
 ) -> _Returned | _Raised:
     task = cast("asyncio.Task[Any]", asyncio.current_task())
     cancels = task.cancelling()
     limit = asyncio.timeout(seconds)  # None sets no timer
     try:
         async with limit:
-            return _Returned(await _bound(body, arguments, context, threads))
+            return _Returned(await _bound(body, arguments, context, threads, enter_by))
     except BaseException as error:  # noqa: BLE001 - a tool that exits must not take the worker along
         if task.cancelling() > cancels:
             return _Raised(error, "cancelled")
@@ -182,21 +203,33 @@ async def _absorb(task: asyncio.Task[Any], cancels: int) -> None:
             await asyncio.sleep(0)
 
 
-async def _bound(body: Body, arguments: dict[str, Any], context: ToolInvocationContext, threads: Executor) -> Any:
+async def _bound(
+    body: Body, arguments: dict[str, Any], context: ToolInvocationContext, threads: Executor, enter_by: float
+) -> Any:
     token = bind(context)
     try:
         named = body.filled(arguments, context)
         if body.is_async:
+            _enter(enter_by)
             return await body.function(**named)
-        value = await _in_thread(body.function, named, threads)
+        value = await _in_thread(body.function, named, threads, enter_by)
         # A plain wrapper around an async function has done nothing yet.
         return await value if inspect.isawaitable(value) else value
     finally:
         unbind(token)
 
 
-async def _in_thread(function: Callable[..., Any], arguments: dict[str, Any], threads: Executor) -> Any:
-    running = threads.submit(copy_context().run, _caught, function, arguments)
+def _enter(enter_by: float) -> None:
+    """The tool's door. A process that was frozen since the reservation, or a thread that was long in coming, finds it
+    closed: others may have given the call up, or raised its generation, in the meantime."""
+    if time.monotonic() > enter_by:
+        raise _NeverBegan
+
+
+async def _in_thread(
+    function: Callable[..., Any], arguments: dict[str, Any], threads: Executor, enter_by: float
+) -> Any:
+    running = threads.submit(copy_context().run, _caught, function, arguments, enter_by)
     try:
         value, error = await asyncio.wrap_future(running)
     except asyncio.CancelledError:
@@ -210,9 +243,12 @@ async def _in_thread(function: Callable[..., Any], arguments: dict[str, Any], th
     return value
 
 
-def _caught(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+def _caught(
+    function: Callable[..., Any], arguments: dict[str, Any], enter_by: float
+) -> tuple[Any, BaseException | None]:
     # Handed over as a value: an asyncio future refuses StopIteration, and whoever awaits it would wait for ever.
     try:
+        _enter(enter_by)
         return function(**arguments), None
     except BaseException as error:  # noqa: BLE001 - see above
         return None, error
@@ -234,7 +270,8 @@ def _early(tool: AnyTool, error: BaseException, code: Code, call: ToolInvocation
             )
             return Ended("failed", error=said, retryable=bool(error.retryable))
         case _NeverBegan():
-            return _failed("not_started", f"{code} before a thread was free: nothing ran")
+            when = "too long after its reservation" if code == "unclear_error" else f"{code} before a thread was free"
+            return never_entered(when)
         case _ if code == "unclear_error" and isinstance(error, tool.definite_failures):
             return _failed("definite_failure", _named(error))
     logger.warning("tool %r ended without an answer: %s", tool.name, code, exc_info=error, extra=_ids(call))
@@ -251,6 +288,11 @@ def _ids(call: ToolInvocationContext) -> dict[str, Any]:
 
 def _failed(code: str, message: str) -> Ended:
     return Ended("failed", error=OutcomeError(code=code, message=message), retryable=True)
+
+
+def never_entered(why: str) -> Ended:
+    """The end of an attempt whose tool was not called at all."""
+    return replace(_failed("not_started", f"{why}: nothing ran"), entered=False)
 
 
 def _unclear(tool: AnyTool, error: BaseException, code: Code) -> str:

@@ -7,6 +7,7 @@ is one `yield`: what can happen between two of them is what the protocol's model
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -52,7 +53,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Enter the tool → Ended. `shared`: somebody else may run it again if the lease is lost. `trace`: W3C headers."""
+    """Enter the tool → Ended. `shared`: somebody else may run it again if the lease is lost. `trace`: W3C headers.
+    `enter_by`: not after this time of the monotonic clock, in seconds."""
 
     tool: AnyTool
     arguments: dict[str, Any]
@@ -60,6 +62,7 @@ class Run:
     term: Term | None
     shared: bool
     trace: tuple[tuple[str, bytes], ...] = ()
+    enter_by: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ class Paths:
                         admitted.key,
                     )
                     ended, end = yield from self._recorded(start.term, ended, admit.policy.max_attempts)
-                    if end.mine:
+                    if end.mine and not _may_start_again(ended, start, admit):
                         return answers.executed(
                             delivery,
                             admitted,
@@ -170,7 +173,8 @@ class Paths:
                             end=end,
                             worker=self._worker,
                         )
-                    # The attempt was lost: the ledger knows better than this worker.
+                    # The attempt was lost, and the ledger knows better than this worker; or the tool was not entered
+                    # soon enough after the reservation, and whether it still may be is to be asked again.
                 case Join():
                     yield Joined(admit.execution_id, admitted.key)
                 case Waiting():
@@ -264,6 +268,10 @@ class Paths:
             return tool, tool.validate(event.arguments), None
         except InvalidArguments as error:
             return None, {}, Refused("invalid_arguments", str(error))
+
+
+def _may_start_again(ended: Ended, start: Start, admit: Admit) -> bool:
+    return not ended.entered and start.term is not None and start.attempt < admit.policy.max_attempts
 
 
 def _admit(delivery: Delivery, tool: AnyTool | None, refused: Refused | None) -> Admit:

@@ -12,12 +12,14 @@ T = TypeVar("T")
 class Slots(Generic[T]):
     """`size` slots, handed out tenant by tenant in turn, and within a tenant in order. For one thread (the loop's).
 
-    `granted` is called with each one whose turn it is, perhaps at once.
+    `granted` is called with each one whose turn it is, perhaps at once. `adrift` says how many slots are taken by what
+    no longer has one: threads of tools whose time is up. `look` again when it has become less.
     """
 
-    def __init__(self, size: int, granted: Callable[[T], None]) -> None:
+    def __init__(self, size: int, granted: Callable[[T], None], adrift: Callable[[], int] = lambda: 0) -> None:
         self._free = size
         self._granted = granted
+        self._adrift = adrift
         self.paused = False
         self.waiting = 0  # how many stand in line
         self._granting = False
@@ -32,6 +34,10 @@ class Slots(Generic[T]):
     def release(self) -> None:
         """Give a slot back."""
         self._free += 1
+        self._grant()
+
+    def look(self) -> None:
+        """See whether somebody's turn has come."""
         self._grant()
 
     def pause(self, paused: bool) -> None:
@@ -56,7 +62,7 @@ class Slots(Generic[T]):
             return  # who was granted a slot gives it back at once: the loop below goes on with it
         self._granting = True
         try:
-            while self._free and self._lines and not self.paused:
+            while self._lines and not self.paused and self._free > self._adrift():
                 self._granted(self._next())
         finally:
             self._granting = False

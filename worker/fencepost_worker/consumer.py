@@ -219,8 +219,8 @@ class PollThread(threading.Thread):
         return []
 
     def _consume(self, room: int) -> list[Message]:
-        # `consume(n, timeout)` waits for n records or the whole timeout: only ever wait for one. And the client is never
-        # called with a record in hand: a revocation served in between would store a position that is past it.
+        # `consume(n, timeout)` waits for n records or the whole timeout: only ever wait for one. And never call the
+        # client with a record in hand: a revocation served in between would store a position that is past it.
         return self._consumer.consume(room, 0) or self._consumer.consume(1, TICK)
 
     def _hold(self, held: bool) -> None:
