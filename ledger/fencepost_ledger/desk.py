@@ -276,6 +276,8 @@ class Desk:
     def _sorted(self, error: psycopg.Error) -> Exception:
         if is_not_migrated(error):
             return NotMigrated("the ledger's schema is not there: run `fencepost migrate`")
+        if isinstance(error, psycopg.DataError):
+            return ValueError(f"the ledger cannot hold such a value: {error.diag.message_primary}")
         self.close()
         return LedgerUnavailable(unreachable(self._dsn, error))
 

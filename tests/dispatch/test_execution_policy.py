@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 
 from fencepost_dispatch import Line, tool
@@ -63,3 +64,11 @@ async def test_opened_again_an_execution_may_change_what_it_says_and_silence_cha
         async with Line([create], Settings(ledger_dsn=database)) as line:
             outcome = await another_mind(line, desk, "e")
     assert (outcome.status, outcome.result) == ("succeeded", "fire")
+
+
+def test_a_generation_that_cannot_rise_any_further_is_not_taken_for_a_lost_database(database: str) -> None:
+    with Desk(database) as desk, psycopg.connect(database, autocommit=True) as connection:
+        desk.open_execution("e", "acme")
+        connection.execute("INSERT INTO fencepost.generations VALUES ('e', 'triage', 9223372036854775807)")
+        with pytest.raises(ValueError, match="out of range"):
+            desk.redispatch("e", "triage")
