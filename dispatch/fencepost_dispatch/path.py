@@ -165,14 +165,7 @@ class Paths:
                     )
                     ended, end = yield from self._recorded(start.term, ended, admit.policy.max_attempts)
                     if end.mine and not _may_start_again(ended, start, admit):
-                        return answers.executed(
-                            delivery,
-                            admitted,
-                            start,
-                            ended=ended,
-                            end=end,
-                            worker=self._worker,
-                        )
+                        return answers.executed(delivery, admitted, start, ended=ended, end=end, worker=self._worker)
                     # The attempt was lost, and the ledger knows better than this worker; or the tool was not entered
                     # soon enough after the reservation, and whether it still may be is to be asked again.
                 case Join():
