@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+MOVED = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, **fields: Any) -> None:
@@ -41,8 +43,15 @@ class Lookup:
         self._client = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 2})
 
     def committed(self, topic: str, partition: int = 0) -> int | None:
-        (at,) = self._client.committed([TopicPartition(topic, partition)], timeout=20)
-        return at.offset if at.offset >= 0 else None
+        until = time.monotonic() + 20
+        while True:
+            try:
+                (at,) = self._client.committed([TopicPartition(topic, partition)], timeout=20)
+                return at.offset if at.offset >= 0 else None
+            except KafkaException as refused:
+                # A coordinator that has moved is found again by the next request.
+                if refused.args[0].code() not in MOVED or time.monotonic() > until:
+                    raise
 
     def commit(self, topic: str, offset: int, partition: int = 0) -> None:
         self._client.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
