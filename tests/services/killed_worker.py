@@ -46,6 +46,10 @@ def _some(_cur: Any, items: Sequence[Any], *_: Any) -> bool:
     return bool(items)
 
 
+def _past_a_record(_thread: Any, offsets: Sequence[Any]) -> bool:
+    return any(at.offset > 0 for at in offsets)
+
+
 ARROWS: dict[str, Callable[[], Any]] = {
     "taken, not decoded": lambda: before(worker, "decode"),
     "decoded, not admitted": lambda: before(spans, "event"),
@@ -59,6 +63,7 @@ ARROWS: dict[str, Callable[[], Any]] = {
     "settled, not committed": lambda: after(batch, "settle"),
     "settle committed": lambda: after(batch, "transact", carries(Settle)),
     "offset not stored": lambda: before(consumer.PollThread, "done"),
+    "offset stored, not committed": lambda: after(consumer.PollThread, "_store_offsets", _past_a_record),
 }
 
 if __name__ == "__main__":

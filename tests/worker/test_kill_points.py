@@ -27,6 +27,7 @@ AFTER = {
     "settled, not committed": "succeeded",
     "settle committed": "succeeded",
     "offset not stored": "succeeded",
+    "offset stored, not committed": "succeeded",
 }
 ACTED = {"entered, not acted": 0, "committed, tool not entered": 0}
 
@@ -72,6 +73,15 @@ async def test_killed_at_any_arrow_a_call_acts_at_most_once_and_its_last_truth_i
     assert processes.effects().total() == ACTED.get(arrow, 1)
     (call,) = rig.desk.calls()
     assert call.state == {"succeeded": "completed"}.get(AFTER[arrow], AFTER[arrow])
+
+
+async def test_killed_before_a_dead_letter_was_acknowledged_the_record_is_buried_again(
+    rig: Rig, processes: Processes
+) -> None:
+    rig.produce(b"garbage")
+    assert processes.start("services.killed_worker", "publishing, not acknowledged").wait(PATIENCE) == -9
+    processes.start(GROUP_ID=f"{rig.group}-again")
+    assert [letter.value() for letter in await rig.dead_letters(2)] == [b"garbage"] * 2
 
 
 def test_every_arrow_is_tried() -> None:
